@@ -1,0 +1,37 @@
+"""Several steps a token (DeltaProduct)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..types import Gate, Rule, require
+from .base import Descent
+
+
+@dataclass(frozen=True, kw_only=True)
+class MultiStep(Descent):
+    """n steps of gradient descent a token, each on a pair (k, v) and a step eta of its own; the decay is taken once, first.
+
+    k, v and eta have length T * n, q and the other gates length T.
+    """
+
+    short = "MGD"
+    n: int = 2
+
+    def __post_init__(self) -> None:
+        require(self.n >= 1, f"MultiStep needs n >= 1, got {self.n}")
+
+    @property
+    def gates(self) -> tuple[Gate, ...]:
+        return (Gate("eta", "value"),)
+
+    @property
+    def pairs(self) -> int:
+        return self.n
+
+    def rule(self, gradient: Rule) -> tuple[Rule | None, Rule]:
+        line = Rule(
+            f"for j = 1..{self.n} (alpha_t at j = 1 alone)",
+            rf"\text{{for }} j = 1, \dots, {self.n} \text{{ (}} \alpha_t \text{{ at }} j = 1 \text{{ alone)}}",
+        )
+        return line, Rule(f"eta_(t,j) {gradient.text}", rf"\eta_{{t,j}} {gradient.latex}")

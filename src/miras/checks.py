@@ -1,0 +1,203 @@
+"""Every argument of ``memorize``, checked: one line that names the argument, what came, and what is allowed.
+
+B batch, T time, H heads, K key channels, V value channels, P pairs a token
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from .algorithm import Descent, Newton, NonParametric
+from .retention import L2
+from .spec import Spec
+from .types import AnyState, CacheState, Gate, Gates, NewtonState, Norm, State, Weights, require
+
+
+class Shapes(NamedTuple):
+    """The sizes that all arguments share."""
+
+    batch: int
+    time: int
+    heads: int
+    keys: int
+    values: int
+    pairs: int
+    rows: int
+
+
+LIMITS: dict[str, tuple[str, Callable[[Tensor], Tensor]]] = {
+    "eta": (">= 0", lambda x: x >= 0),
+    "log_alpha": ("<= 0 (a logarithm of at most 1)", lambda x: x <= 0),
+    "log_beta": ("<= 0 (a logarithm of at most 1)", lambda x: x <= 0),
+    "delta": (">= 0", lambda x: x >= 0),
+    "mu": ("in [0, 1)", lambda x: (x >= 0) & (x < 1)),
+    "ridge": ("> 0", lambda x: x > 0),
+    "kappa": ("finite", torch.isfinite),
+}
+
+
+def tokens(spec: Spec, q: Tensor, k: Tensor | None, v: Tensor, cu_seqlens: Tensor | None) -> Shapes:
+    """Check q, k, v and cu_seqlens against each other and the spec."""
+    tied = isinstance(spec.retention, L2) and spec.retention.tied
+    require(tied == (k is None), f"{spec} takes k=None, its key is 1 - alpha" if tied else f"k is None, but {spec} needs keys")
+    named = {name: x for name, x in {"q": q, "k": k, "v": v}.items() if x is not None}
+    for name, x in named.items():
+        require(isinstance(x, Tensor), f"{name} must be a tensor, got {type(x).__name__}")
+        require(x.dim() == 4, f"{name} must be [B,T,H,D], got a tensor of shape {list(x.shape)}")
+        require(x.is_floating_point(), f"{name} must be a floating-point tensor, got {x.dtype}")
+        require(x.dtype == q.dtype, f"q, k and v must have one dtype, got q {q.dtype} and {name} {x.dtype}")
+        require(x.device == q.device, f"q, k and v must be on one device, got q on {q.device} and {name} on {x.device}")
+    batch, time, heads, keys = q.shape
+    pairs = spec.algorithm.pairs if isinstance(spec.algorithm, Descent) else 1
+    require(batch > 0 and heads > 0 and keys > 0, f"q must have at least one row, head and channel, got {list(q.shape)}")
+    if k is not None:
+        expected = [batch, time * pairs, heads, keys]
+        require(list(k.shape) == expected, f"k must be {expected} to go with q {list(q.shape)}, got {list(k.shape)}")
+    fits = list(v.shape[:3]) == [batch, time * pairs, heads] and v.shape[3] > 0
+    require(fits, f"v must be [{batch}, {time * pairs}, {heads}, V] to go with q {list(q.shape)}, got {list(v.shape)}")
+    require(
+        not spec.memory.square or keys == v.shape[3],
+        f"{spec.memory.label} memory needs K == V (it adds or multiplies keys and values), got K={keys} and V={v.shape[3]}",
+    )
+    rows = batch if cu_seqlens is None else packing(cu_seqlens, batch, time)
+    return Shapes(batch, time, heads, keys, v.shape[3], pairs, rows)
+
+
+def packing(cu_seqlens: Tensor, batch: int, time: int) -> int:
+    """Check cu_seqlens; the number of sequences it packs."""
+    require(batch == 1, f"cu_seqlens packs sequences in a batch of 1, got a batch of {batch}")
+    require(cu_seqlens.dim() == 1 and len(cu_seqlens) >= 2, f"cu_seqlens must be [N+1], got {list(cu_seqlens.shape)}")
+    integer = not cu_seqlens.is_floating_point() and cu_seqlens.dtype != torch.bool
+    require(integer, f"cu_seqlens must be an integer tensor, got {cu_seqlens.dtype}")
+    ends = cu_seqlens.tolist()
+    rising = all(a < b for a, b in itertools.pairwise(ends))
+    require(
+        ends[0] == 0 and ends[-1] == time and rising,
+        f"cu_seqlens must rise from 0 to T={time} with no empty sequence, got {ends if len(ends) < 9 else [*ends[:8], '...']}",
+    )
+    return len(ends) - 1
+
+
+def gates_of(spec: Spec, gates: Gates, shapes: Shapes, like: Tensor) -> Gates:
+    """Check the gates and shape each to ``[B,T,H,D or 1]`` in the dtype the memory works in; fixed ones are filled in."""
+    asked = {gate.name: gate for gate in spec.gates}
+    found: dict[str, Tensor] = {}
+    for name, value in gates._asdict().items():
+        gate = asked.get(name)
+        if value is None:
+            require(gate is None or not gate.required, f"gates.{name} is missing: {spec} needs {_needs(spec)}")
+            continue
+        require(gate is not None, f"gates.{name} was given, but {spec} takes {_needs(spec)}")
+        assert gate is not None
+        require(isinstance(value, Tensor), f"gates.{name} must be a tensor, got {type(value).__name__}")
+        require(value.is_floating_point(), f"gates.{name} must be a floating-point tensor, got {value.dtype}")
+        require(value.device == like.device, f"gates.{name} is on {value.device}, but q is on {like.device}")
+        _limits(name, value)
+        found[name] = _shaped(gate, value, shapes, spec).to(like.dtype)
+    if isinstance(spec.algorithm, Descent) and spec.algorithm.fixed_eta is not None:
+        found["eta"] = like.new_tensor(spec.algorithm.fixed_eta).expand(shapes.batch, shapes.time, shapes.heads, 1)
+    if isinstance(spec.retention, L2) and spec.retention.schedule is not None:
+        fixed = spec.retention.fixed_log_alpha(shapes.heads, like)
+        assert fixed is not None
+        found["log_alpha"] = fixed[None, None, :, None].expand(shapes.batch, shapes.time, shapes.heads, 1)
+    return Gates(**found)
+
+
+def _needs(spec: Spec) -> str:
+    names = [gate.name if gate.required else f"{gate.name} (optional)" for gate in spec.gates]
+    return ", ".join(names) or "no gates"
+
+
+def _shaped(gate: Gate, value: Tensor, shapes: Shapes, spec: Spec) -> Tensor:
+    batch, time, heads, keys, values, pairs, _ = shapes
+    if gate.width == "ridge":
+        require(list(value.shape) == [heads, keys], f"gates.ridge must be [H,K] = {[heads, keys]}, got {list(value.shape)}")
+        return value
+    time = time * pairs if gate.name == "eta" else time
+    wide = {"scalar": None, "key": keys, "keys only": keys, "value": values}[gate.width]
+    full = [batch, time, heads]
+    allowed = [] if gate.width == "keys only" else [[heads], full]
+    allowed += [] if wide is None else [[*full, wide]]
+    require(
+        list(value.shape) in allowed,
+        f"gates.{gate.name} must be {' or '.join(map(str, allowed))} for {spec}, got {list(value.shape)}",
+    )
+    if value.dim() == 1:
+        return value[None, None, :, None].expand(batch, time, heads, 1)
+    return value if value.dim() == 4 else value[..., None]
+
+
+def _limits(name: str, value: Tensor) -> None:
+    """Refuse values outside a gate's range, NaN among them; on an accelerator without waiting for it."""
+    allowed, test = LIMITS[name]
+    good = test(value.detach())
+    message = f"gates.{name} must be {allowed} everywhere"
+    if torch.compiler.is_compiling() or value.device.type != "cpu":
+        torch._assert_async(good.all(), message)
+    elif not bool(good.all()):
+        raise ValueError(f"{message}, got {value.detach()[~good].flatten()[0].item():g}")
+
+
+def weights_of(spec: Spec, weights: Tensor | Weights | None, shapes: Shapes, like: Tensor) -> Weights | None:
+    """Check the initial weights: one tensor or a tuple, ``[H,...]`` or ``[rows,H,...]``."""
+    if isinstance(spec.algorithm, NonParametric):
+        require(weights is None, f"weights were given, but {spec} has none: it keeps the pairs")
+        return None
+    wanted = spec.memory.shapes(shapes.keys, shapes.values)
+    if weights is None:
+        require(
+            spec.zero_start,
+            f"weights are missing: {spec} cannot start from zeros; give {_wanted(wanted, shapes)} in the space it learns in",
+        )
+        return None
+    several = (weights,) if isinstance(weights, Tensor) else tuple(weights)
+    require(len(several) == len(wanted), f"weights must be {_wanted(wanted, shapes)}, got {len(several)} tensors")
+    for weight, shape in zip(several, wanted, strict=True):
+        require(isinstance(weight, Tensor), f"weights must be tensors, got {type(weight).__name__}")
+        require(weight.is_floating_point(), f"weights must be floating-point tensors, got {weight.dtype}")
+        require(weight.device == like.device, f"weights are on {weight.device}, but q is on {like.device}")
+        allowed = [[shapes.heads, *shape], [shapes.rows, shapes.heads, *shape]]
+        require(list(weight.shape) in allowed, f"weights must be {_wanted(wanted, shapes)}, got {list(weight.shape)}")
+    return tuple(weight.to(like.dtype) for weight in several)
+
+
+def _wanted(wanted: tuple[tuple[int, ...], ...], shapes: Shapes) -> str:
+    each = " and ".join(str([shapes.heads, *shape]) for shape in wanted)
+    return f"{each} (or with {shapes.rows} rows in front)"
+
+
+def norm_of(spec: Spec, norm: tuple[Tensor, Tensor] | None, shapes: Shapes, like: Tensor) -> Norm | None:
+    """Check gain and shift, ``[H,V]`` each."""
+    if norm is None:
+        return None
+    require(not spec.memory.linear, f"norm was given, but {spec.memory.label} has no LayerNorm")
+    require(len(norm) == 2, f"norm must be (gain, shift), got {len(norm)} tensors")
+    for name, x in zip(("gain", "shift"), norm, strict=True):
+        wanted = [shapes.heads, shapes.values]
+        require(list(x.shape) == wanted, f"norm's {name} must be [H,V] = {wanted}, got {list(x.shape)}")
+    return Norm(norm[0].to(like.dtype), norm[1].to(like.dtype))
+
+
+def state_of(spec: Spec, state: AnyState, shapes: Shapes, like: Tensor) -> AnyState:
+    """Check that a state belongs to this spec and these sizes."""
+    kind = {Newton: NewtonState, NonParametric: CacheState}.get(type(spec.algorithm), State)
+    require(isinstance(state, kind), f"state must be a {kind.__name__} for {spec}, got {type(state).__name__}")
+    wanted = [(shapes.rows, shapes.heads, *shape) for shape in spec.memory.shapes(shapes.keys, shapes.values)]
+    if isinstance(state, CacheState):
+        rows, past = state.keys.shape[:2]
+        wanted = [(shapes.rows, past, shapes.heads, shapes.keys), (rows, past, shapes.heads, shapes.values)]
+    held = state.weights if isinstance(state.weights, tuple) else (state.weights,)
+    got = [tuple(weight.shape) for weight in held]
+    require(got == wanted, f"state must hold weights of shapes {wanted} for {spec}, got {got}")
+    if isinstance(state, State):
+        remembers = isinstance(spec.algorithm, Descent) and spec.algorithm.remembers
+        require(bool(state.momentum) == remembers, f"state {'lacks a' if remembers else 'has a'} momentum, unlike {spec}")
+        anchored = spec.retention.anchored
+        require(bool(state.anchor) == anchored, f"state {'lacks an' if anchored else 'has an'} anchor, unlike {spec}")
+    require(held[0].dtype == like.dtype, f"state is {held[0].dtype}, but q asks for {like.dtype}")
+    return state

@@ -1,0 +1,95 @@
+"""What every form needs: a state to begin with, and gates shaped for each weight.
+
+B batch, T time, H heads, K key channels, V value channels
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from ..algorithm import Descent, Newton, NonParametric
+from ..retention import L2
+from ..spec import Spec
+from ..types import AnyState, CacheState, Gates, Held, NewtonState, State, Weights
+
+
+def begin(spec: Spec, weights: Weights | None, k: Tensor, v: Tensor, rows: int) -> AnyState:
+    """The state before the first token: initial weights ``[H,...]`` or ``[B,H,...]``, zeros where none are given."""
+    heads, keys, values = k.shape[2], k.shape[3], v.shape[3]
+    if isinstance(spec.algorithm, NonParametric):
+        lengths = torch.zeros(rows, dtype=torch.long, device=k.device)
+        return CacheState(k.new_zeros(rows, 0, heads, keys), v.new_zeros(rows, 0, heads, values), lengths)
+    shapes = [(rows, heads, *shape) for shape in spec.memory.shapes(keys, values)]
+    given = [k.new_zeros(shape) for shape in shapes] if weights is None else list(weights)
+    initial = [weight.expand(shape) for weight, shape in zip(given, shapes, strict=True)]
+    if isinstance(spec.algorithm, Newton):
+        return NewtonState(initial[0], k.new_zeros(rows, heads, keys, keys), torch.zeros_like(initial[0]), initial[0])
+    assert isinstance(spec.algorithm, Descent)
+    held = [spec.retention.start(weight) for weight in initial]
+    anchor = tuple(h.accumulated for h in held) if spec.retention.anchored else ()
+    momentum = tuple(torch.zeros_like(h.weight) for h in held) if spec.algorithm.remembers else ()
+    return state_of(held, anchor, momentum)
+
+
+def cached(state: CacheState, k: Tensor, v: Tensor) -> CacheState:
+    """The cache with the pairs of more tokens."""
+    return CacheState(torch.cat([state.keys, k], 1), torch.cat([state.values, v], 1), state.lengths + k.shape[1])
+
+
+def seen(state: CacheState) -> Tensor:
+    """Which of the cached pairs are a row's own, ``[B,S]``."""
+    size = state.keys.shape[1]
+    return torch.arange(size, device=state.keys.device) >= size - state.lengths[:, None]
+
+
+def stacked(states: Sequence[AnyState]) -> AnyState:
+    """States of one row each as the rows of one state; caches are filled up on the left."""
+    if isinstance(states[0], CacheState):
+        size = max(state.keys.shape[1] for state in states if isinstance(state, CacheState))
+        states = [
+            state._replace(keys=_left_padded(state.keys, size), values=_left_padded(state.values, size))
+            for state in states
+            if isinstance(state, CacheState)
+        ]
+    together: AnyState = pytree.tree_map(lambda *rows: torch.cat(rows, 0), *states)
+    return together
+
+
+def _left_padded(pairs: Tensor, size: int) -> Tensor:
+    return torch.nn.functional.pad(pairs, (0, 0, 0, 0, size - pairs.shape[1], 0))
+
+
+def held_of(state: State) -> list[Held]:
+    """The state's weights as its retention keeps them."""
+    return [Held(*pair) for pair in zip(state.accumulated, as_tuple(state.weights), strict=True)]
+
+
+def state_of(held: Sequence[Held], anchor: Weights, momentum: Weights) -> State:
+    """The state of what a retention keeps."""
+    weights = tuple(h.weight for h in held)
+    return State(weights[0] if len(weights) == 1 else weights, tuple(h.accumulated for h in held), anchor, momentum)
+
+
+def as_tuple(weights: Tensor | Weights) -> Weights:
+    """One weight or several, as several."""
+    return (weights,) if isinstance(weights, Tensor) else weights
+
+
+def none_for(held: Sequence[Held]) -> tuple[None, ...]:
+    """Nothing, for each weight."""
+    return (None,) * len(held)
+
+
+def decays(spec: Spec, gates: Gates, t: int) -> Weights | None:
+    """log alpha of token t, shaped for each weight, or None where the spec has none."""
+    if gates.log_alpha is None:
+        return None
+    log_alpha = gates.log_alpha[:, t]
+    if isinstance(spec.retention, L2) and spec.retention.side != "value":
+        log_beta = None if gates.log_beta is None else gates.log_beta[:, t]
+        return (spec.memory.spread_sides(log_alpha, log_beta),)
+    return spec.memory.spread(log_alpha)

@@ -1,0 +1,234 @@
+"""The four choices together, and which of them fit."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from . import algorithm as algorithms
+from . import bias as biases
+from . import memory as memories
+from . import retention as retentions
+from .types import Gate, Part, Rule, require
+
+
+@dataclass(frozen=True, kw_only=True)
+class Spec:
+    """A sequence model as an associative memory: what stores, what is minimised, what is kept, how it moves.
+
+    A combination without meaning is refused here. ``chunk_size`` is the one its chunk form takes by default; ``name`` is for
+    people and does not count in comparisons.
+
+    >>> from miras import Spec, algorithm, bias, memory, retention
+    >>> spec = Spec(memory=memory.Matrix(), bias=bias.L2(), retention=retention.Keep(), algorithm=algorithm.GradientDescent())
+    >>> Spec.from_json(spec.to_json()) == spec
+    True
+    """
+
+    memory: memories.Memory
+    bias: biases.Bias
+    retention: retentions.Retention
+    algorithm: algorithms.Algorithm
+    chunk_size: int = 64
+    name: str = field(default="", compare=False)
+
+    def __post_init__(self) -> None:
+        rooms = {
+            "memory": memories.Memory,
+            "bias": biases.Bias,
+            "retention": retentions.Retention,
+            "algorithm": algorithms.Algorithm,
+        }
+        for room, kind in rooms.items():
+            part = getattr(self, room)
+            require(isinstance(part, kind), f"Spec's {room} must be a {kind.__module__}.{kind.__name__}, got {part!r}")
+        require(
+            isinstance(self.chunk_size, int) and self.chunk_size >= 1,
+            f"Spec's chunk_size must be an integer >= 1, got {self.chunk_size!r}",
+        )
+        for one, other, reason in refusals(self.memory, self.bias, self.retention, self.algorithm):
+            raise ValueError(f"{one.label} ({one.room}) does not go with {other.label} ({other.room}): {reason}")
+
+    @property
+    def gates(self) -> tuple[Gate, ...]:
+        """Every gate the four parts read; Newton's pairs decay by one number a head."""
+        kept = self.retention.gates
+        if isinstance(self.algorithm, algorithms.Newton):
+            kept = tuple(gate._replace(width="scalar") for gate in kept)
+        return (*self.algorithm.gates, *kept, *self.bias.gates)
+
+    @property
+    def decoupled(self) -> bool:
+        """Whether one key is removed and another written."""
+        return isinstance(self.algorithm, algorithms.GradientDescent) and self.algorithm.decoupled
+
+    @property
+    def zero_start(self) -> bool:
+        """Whether the memory can start from zeros when no weights are given."""
+        return self.memory.zero_start and self.retention.zero_start
+
+    def to_dict(self) -> dict[str, Any]:
+        """The spec as plain JSON values."""
+        rooms = {room: getattr(self, room).to_dict() for room in ("memory", "bias", "retention", "algorithm")}
+        return {**rooms, "chunk_size": self.chunk_size, "name": self.name}
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> Spec:
+        """The spec that ``to_dict`` wrote."""
+        known = {"memory", "bias", "retention", "algorithm", "chunk_size", "name"}
+        require(isinstance(values, dict), f"a Spec is read from a dictionary, got {type(values).__name__}")
+        missing = sorted(known - {"chunk_size", "name"} - set(values))
+        require(not missing, f"a Spec needs {', '.join(missing)} as well")
+        extra = sorted(set(values) - known)
+        require(not extra, f"a Spec has no {', '.join(extra)}")
+        return cls(
+            memory=memories.Memory.from_dict(values["memory"]),
+            bias=biases.Bias.from_dict(values["bias"]),
+            retention=retentions.Retention.from_dict(values["retention"]),
+            algorithm=algorithms.Algorithm.from_dict(values["algorithm"]),
+            chunk_size=values.get("chunk_size", 64),
+            name=values.get("name", ""),
+        )
+
+    def to_json(self) -> str:
+        """The spec as a JSON string."""
+        return json.dumps(self.to_dict())
+
+    @classmethod
+    def from_json(cls, text: str) -> Spec:
+        """The spec that ``to_json`` wrote."""
+        return cls.from_dict(json.loads(text))
+
+    def describe(self) -> Description:
+        """The update rule these choices yield, assembled from the parts' own formulas."""
+        return Description(title=str(self), lines=tuple(_lines(self)))
+
+    def __str__(self) -> str:
+        parts = " + ".join(part.label for part in (self.memory, self.bias, self.retention, self.algorithm))
+        return f"{self.name}: {parts}" if self.name else parts
+
+
+@dataclass(frozen=True, kw_only=True)
+class Description:
+    """An update rule as verbs and formulas; prints as text followed by LaTeX."""
+
+    title: str
+    lines: tuple[tuple[str, Rule], ...]
+
+    @property
+    def text(self) -> str:
+        """The rule for a terminal."""
+        width = max(len(verb) for verb, _ in self.lines)
+        return "\n".join([self.title, *(f"  {verb:<{width}}  {rule.text}" for verb, rule in self.lines)])
+
+    @property
+    def latex(self) -> str:
+        """The rule as a LaTeX ``aligned`` block."""
+        rows = " \\\\\n".join(rf"  &\text{{{verb}}} && {rule.latex}" for verb, rule in self.lines)
+        return f"\\begin{{aligned}}\n{rows}\n\\end{{aligned}}"
+
+    @property
+    def write(self) -> Rule:
+        """The write rule alone, as in the paper's table."""
+        rules = [rule for verb, rule in self.lines if verb in ("", "learn", "retain")]
+        return Rule(", ".join(rule.text for rule in rules), r", \quad ".join(rule.latex for rule in rules))
+
+    def __str__(self) -> str:
+        return f"{self.text}\n\n{self.latex}"
+
+
+def _lines(spec: Spec) -> Iterator[tuple[str, Rule]]:
+    yield "memory", spec.memory.rule()
+    if isinstance(spec.algorithm, algorithms.Newton | algorithms.NonParametric):
+        yield from zip(("retain", "recall"), spec.algorithm.lines(), strict=False)
+        if isinstance(spec.algorithm, algorithms.Newton):
+            yield "recall", Rule("y_t = W_t q_t", r"\mathbf{y}_t = W_t \mathbf{q}_t")
+        return
+    assert isinstance(spec.algorithm, algorithms.Descent)
+    error, place = spec.bias.rule(), spec.retention.probe_rule
+    short = len(error.text) <= len("(-v_t)")
+    line, update = spec.algorithm.rule(spec.memory.gradient_rule(error if short else Rule("c_t", "c_t")))
+    if not short or "e_t" in update.text + (line.text if line else ""):
+        yield (
+            "surprise",
+            Rule(
+                f"e_t = M(W; k_t) - v_t at W = {place.text}",
+                rf"e_t = \mathcal{{M}}(W; \mathbf{{k}}_t) - \mathbf{{v}}_t \text{{ at }} W = {place.latex}",
+            ),
+        )
+    if not short:
+        yield "", Rule(f"c_t = {error.text}", f"c_t = {error.latex}")
+    if isinstance(spec.retention, retentions.L2) and spec.retention.tied:
+        yield "", Rule("k_t = 1 - alpha_t", r"\mathbf{k}_t = \mathbf{1} - \alpha_t")
+    if line is not None:
+        yield "learn", line
+    yield "retain", _tidy(spec.retention.rule(update))
+    yield "recall", Rule("y_t = M(W_t; q_t)", r"\mathbf{y}_t = \mathcal{M}(W_t; \mathbf{q}_t)")
+
+
+def _tidy(rule: Rule) -> Rule:
+    """Subtracting a negative reads as adding."""
+    text, latex = (re.sub(r"- \(-([^()]*(?:\([^()]*\))?[^()]*)\)", r"+ \1", side) for side in rule)
+    return Rule(text, latex)
+
+
+def refusals(
+    memory: memories.Memory,
+    bias: biases.Bias,
+    retention: retentions.Retention,
+    algorithm: algorithms.Algorithm,
+) -> Iterator[tuple[Part, Part, str]]:
+    """Every pair of parts that has no meaning together, and why."""
+    quadratic = isinstance(retention, retentions.Keep | retentions.L2)
+    l2 = retention if isinstance(retention, retentions.L2) else None
+
+    if l2 and not isinstance(memory, memories.Matrix) and (l2.side != "value" or l2.tied):
+        yield memory, l2, "a key-side, outer-product or tied decay needs the two sides of one matrix"
+
+    if isinstance(algorithm, algorithms.Newton):
+        if not isinstance(memory, memories.Matrix):
+            yield algorithm, memory, "the exact solution of all pairs so far is a linear system for a matrix alone"
+        if not isinstance(bias, biases.L2):
+            yield algorithm, bias, "only the l2 loss of all pairs has sufficient statistics of a fixed size"
+        if not quadratic:
+            yield algorithm, retention, "it takes no step that a retention could shape; pairs decay by L2 or are kept"
+        if l2 and (l2.side != "value" or l2.tied):
+            yield algorithm, l2, "the pairs decay by one number a head"
+        if l2 and l2.at == "previous":
+            yield algorithm, l2, "it takes no gradient, so there is no place to take it at; use at='decayed'"
+        if l2 and l2.anchor:
+            yield algorithm, l2, "its ridge already pulls towards the initial weights; use anchor=False"
+
+    if isinstance(algorithm, algorithms.NonParametric):
+        if not isinstance(memory, memories.Matrix):
+            yield algorithm, memory, "it keeps the pairs themselves; no weights are learned"
+        if not isinstance(bias, biases.L2):
+            yield algorithm, bias, "the Nadaraya-Watson estimate is the local solution of the l2 loss"
+        if not isinstance(retention, retentions.Keep):
+            yield algorithm, retention, "every pair is kept as it is; use Keep"
+
+    if isinstance(algorithm, algorithms.ImplicitGD):
+        if not memory.linear:
+            yield algorithm, memory, "the implicit step has a closed form for a memory linear in its weights alone"
+        if not isinstance(bias, biases.L2):
+            yield algorithm, bias, "the implicit step has a closed form for the l2 loss alone"
+        if not quadratic:
+            yield algorithm, retention, "the implicit step has a closed form for a quadratic retention alone"
+        if l2 and l2.at == "previous":
+            yield algorithm, l2, "the loss is measured at the new weights, nowhere else; use at='decayed'"
+
+    if isinstance(algorithm, algorithms.GradientDescent) and algorithm.decoupled:
+        if not isinstance(memory, memories.Matrix):
+            yield algorithm, memory, "removing one key and writing another is defined for a matrix"
+        if not isinstance(bias, biases.L2):
+            yield algorithm, bias, "removing what a key holds is the l2 loss's step"
+        if not quadratic:
+            yield algorithm, retention, "the write v k' is added to the weights as they are: use L2 or Keep"
+        if l2 and l2.tied:
+            yield algorithm, l2, "it writes with a key of its own"
+
+    if isinstance(algorithm, algorithms.MultiStep) and l2 and l2.tied:
+        yield algorithm, l2, "a key tied to the decay gives one pair a token"

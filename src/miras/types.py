@@ -1,0 +1,159 @@
+"""What every room speaks: parts that describe and serialise themselves, gates, states.
+
+B batch, T time, H heads, K key channels, V value channels, D = K = V where a memory needs them equal, N tokens read at once
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from typing import Any, ClassVar, Literal, NamedTuple, TypeVar
+
+from torch import Tensor
+
+Width = Literal["scalar", "key", "value", "keys only", "ridge"]
+Weights = tuple[Tensor, ...]
+PartT = TypeVar("PartT", bound="Part")
+
+
+class Rule(NamedTuple):
+    """One line of mathematics, for a terminal and for a page."""
+
+    text: str
+    latex: str
+
+
+class Gate(NamedTuple):
+    """A gate that a part asks for: its name, how wide it may be, and whether the part can do without it."""
+
+    name: str
+    width: Width
+    required: bool = True
+
+
+class Gates(NamedTuple):
+    """What the layer decides token by token. A spec takes the fields it needs and refuses the others.
+
+    A gate is ``[H]``, ``[B,T,H]`` or, channel-wise, ``[B,T,H,D]``.
+
+    Attributes:
+        eta: step size, >= 0.
+        log_alpha: logarithm of the retention, <= 0.
+        delta: threshold of the Huber bias (or shift of the value-shift bias), >= 0.
+        mu: momentum, in [0, 1).
+        log_beta: value side of an outer-product decay, <= 0; ``log_alpha`` is then its key side.
+        kappa: ``[B,T,H,K]``, the key that a decoupled step removes.
+        ridge: ``[H,K]``, > 0, the constant ridge of Newton's algorithm.
+    """
+
+    eta: Tensor | None = None
+    log_alpha: Tensor | None = None
+    delta: Tensor | None = None
+    mu: Tensor | None = None
+    log_beta: Tensor | None = None
+    kappa: Tensor | None = None
+    ridge: Tensor | None = None
+
+
+class Norm(NamedTuple):
+    """Gain and shift of the memory's LayerNorm, ``[H,V]``: slow weights, never touched by the inner loop."""
+
+    gain: Tensor
+    shift: Tensor
+
+
+class Held(NamedTuple):
+    """One weight as a retention keeps it: what it accumulates in, and what the memory reads."""
+
+    accumulated: Tensor
+    weight: Tensor
+
+
+class State(NamedTuple):
+    """What a memory of fast weights carries from one call to the next.
+
+    ``weights`` is W_T as the memory reads it: a tensor for one weight, a tuple, outermost first, for several.
+    """
+
+    weights: Tensor | Weights
+    accumulated: Weights
+    anchor: Weights
+    momentum: Weights
+
+
+class NewtonState(NamedTuple):
+    """Newton's sufficient statistics: W_T, sum of k k', sum of v k', and the weights its ridge is centred on."""
+
+    weights: Tensor
+    key_key: Tensor
+    value_key: Tensor
+    anchor: Tensor
+
+
+class CacheState(NamedTuple):
+    """The non-parametric memory: every pair it has read, ``[B,S,H,K]`` and ``[B,S,H,V]``.
+
+    Rows of different length are filled up on the left: the last ``lengths`` pairs of a row are its own.
+    """
+
+    keys: Tensor
+    values: Tensor
+    lengths: Tensor
+
+    @property
+    def weights(self) -> Weights:
+        """The pairs themselves: this memory has no other weights."""
+        return self.keys, self.values
+
+
+AnyState = State | NewtonState | CacheState
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Part:
+    """A choice of one of the four rooms: a frozen dataclass of plain values, known to its room by its class name."""
+
+    room: ClassVar[str]
+    known: ClassVar[dict[str, type[Part]]]
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if Part in cls.__bases__:
+            cls.known = {}
+        else:
+            cls.known[cls.__name__] = cls
+
+    def to_dict(self) -> dict[str, Any]:
+        """The part as plain JSON values, its class under ``"name"``."""
+        return {"name": type(self).__name__, **dataclasses.asdict(self)}
+
+    @classmethod
+    def from_dict(cls: type[PartT], values: dict[str, Any]) -> PartT:
+        """The part that ``to_dict`` wrote; classes of the user's own are found once they are defined."""
+        values = dict(values)
+        name = values.pop("name", None)
+        concrete = {known: kind for known, kind in cls.known.items() if not inspect.isabstract(kind)}
+        if name not in concrete:
+            raise ValueError(f"unknown {cls.room} {name!r}: known are {', '.join(sorted(concrete))}")
+        kind = concrete[name]
+        allowed = [field.name for field in dataclasses.fields(kind)]
+        for key in values:
+            if key not in allowed:
+                raise ValueError(f"{name} has no parameter {key!r}: it has {', '.join(allowed) or 'none'}")
+        return kind(**values)  # type: ignore[return-value]
+
+    @property
+    def label(self) -> str:
+        """The part with the parameters that differ from their defaults, for tables."""
+        changed = [
+            f"{field.name}={getattr(self, field.name)}"
+            for field in dataclasses.fields(self)
+            if getattr(self, field.name) != field.default
+        ]
+        return type(self).__name__ + (f"({', '.join(changed)})" if changed else "")
+
+
+def require(condition: bool, message: str) -> None:
+    """Raise ``ValueError(message)`` unless the condition holds."""
+    if not condition:
+        raise ValueError(message)
