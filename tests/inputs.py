@@ -75,9 +75,6 @@ def relative(got, want):
 
 def cut_gates(gates, tokens, pairs):
     """The gates of a stretch of tokens; eta has its own count where a token has several pairs."""
-    own = {
-        name: gate[:, pairs if name == "eta" else tokens]
-        for name, gate in gates._replace(ridge=None)._asdict().items()
-        if gate is not None
-    }
-    return Gates(**(own if gates.ridge is None else own | {"ridge": gates.ridge}))
+    cuts = {name: pairs if name == "eta" else tokens for name in Gates._fields if name != "ridge"}
+    given = {name: gate for name, gate in gates._asdict().items() if gate is not None}
+    return Gates(**{name: gate[:, cuts[name]] if name in cuts else gate for name, gate in given.items()})

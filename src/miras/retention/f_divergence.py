@@ -21,8 +21,8 @@ from .simplex import (
     slice_mass,
 )
 
-BISECTIONS = 40
-REFINEMENTS = 6
+BISECTIONS = 20
+REFINEMENTS = 5
 
 
 class Divergence(ABC):

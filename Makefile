@@ -1,0 +1,39 @@
+# Everything a fresh machine with Python, git and make needs: `make demo` and `make test` set up their own environment.
+PYTHON ?= python3
+VENV ?= .venv
+BIN = $(VENV)/bin
+INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+
+.PHONY: demo test lint dev clean
+
+# torch comes first and pinned: a range would let pip take a build of several gigabytes
+$(BIN)/python:
+	$(PYTHON) -m venv $(VENV)
+	$(INSTALL) torch -c constraints.txt
+
+$(VENV)/.demo: $(BIN)/python pyproject.toml constraints.txt
+	$(INSTALL) -e '.[cli]'
+	touch $@
+
+$(VENV)/.dev: $(BIN)/python pyproject.toml constraints.txt
+	$(INSTALL) -e '.[dev]'
+	touch $@
+
+demo: $(VENV)/.demo
+	$(BIN)/miras recall --out recall
+
+dev: $(VENV)/.dev
+
+test: $(VENV)/.dev
+	$(BIN)/ruff check src tests
+	$(BIN)/ruff format --check src tests
+	$(BIN)/mypy
+	$(BIN)/python -m pytest
+
+lint: $(VENV)/.dev
+	$(BIN)/ruff check --fix src tests
+	$(BIN)/ruff format src tests
+	$(BIN)/mypy
+
+clean:
+	rm -rf $(VENV) recall build dist

@@ -1,0 +1,146 @@
+"""Bad input: one line that names the argument, what came, and what is allowed; nothing is clamped in silence."""
+
+import pytest
+import torch
+
+from inputs import draw
+from miras import Gates, Spec, algorithm, bias, memorize, memory, presets, retention
+
+
+def call(spec=None, **changes):
+    """A good call of gated_deltanet with some arguments exchanged."""
+    spec = spec or presets.gated_deltanet()
+    q, k, v, gates, keywords = draw(spec, B=1, T=4, H=2, K=4)
+    given = {"q": q, "k": k, "v": v, "gates": gates, "form": "recurrent", **keywords}
+    changes = {name: change(given.get(name)) if callable(change) else change for name, change in changes.items()}
+    return memorize(spec, **(given | changes))
+
+
+GOOD = dict(B=1, T=4, H=2, K=4)
+CASES = {
+    "wrong rank": (dict(q=lambda q: q[0]), r"q must be \[B,T,H,D\], got a tensor of shape \[4, 2, 4\]"),
+    "unequal time": (dict(k=lambda k: k[:, :3]), r"k must be \[1, 4, 2, 4\] to go with q"),
+    "unequal heads": (dict(v=lambda v: v[:, :, :1]), r"v must be \[1, 4, 2, V\] to go with q"),
+    "no row": (dict(q=lambda x: x[:0], k=lambda x: x[:0], v=lambda x: x[:0]), "q must have at least one row"),
+    "an integer tensor": (dict(v=lambda v: v.long()), "v must be a floating-point tensor, got torch.int64"),
+    "mixed dtypes": (dict(k=lambda k: k.float()), "q, k and v must have one dtype"),
+    "a list": (dict(v=lambda v: v.tolist()), "v must be a tensor, got list"),
+    "gate too wide": (dict(gates=lambda g: g._replace(eta=torch.ones(1, 4, 2, 5))), r"gates.eta must be \[2\] or .* got"),
+    "gate of other time": (dict(gates=lambda g: g._replace(eta=torch.ones(1, 3, 2))), r"gates.eta must be \[2\] or"),
+    "negative eta": (dict(gates=lambda g: g._replace(eta=-g.eta)), r"gates.eta must be >= 0 everywhere, got -"),
+    "eta not a number": (dict(gates=lambda g: g._replace(eta=g.eta * torch.nan)), "gates.eta must be >= 0 everywhere, got nan"),
+    "positive log_alpha": (dict(gates=lambda g: g._replace(log_alpha=-g.log_alpha)), "gates.log_alpha must be <= 0"),
+    "integer gate": (dict(gates=lambda g: g._replace(eta=torch.ones(2).long())), "gates.eta must be a floating-point tensor"),
+    "missing gate": (dict(gates=Gates()), "gates.eta is missing: .* needs eta, log_alpha"),
+    "too many gates": (dict(gates=lambda g: g._replace(mu=g.eta)), "gates.mu was given, but .* takes eta, log_alpha"),
+    "weights of other shape": (dict(weights=torch.ones(2, 4, 5)), r"weights must be \[2, 4, 4\] .* got \[2, 4, 5\]"),
+    "too many weights": (dict(weights=(torch.ones(2, 4, 4),) * 2), "weights must be .* got 2 tensors"),
+    "integer weights": (dict(weights=torch.ones(2, 4, 4).long()), "weights must be floating-point"),
+    "norm of a matrix": (dict(norm=(torch.ones(2, 4), torch.ones(2, 4))), "norm was given, but Matrix has no LayerNorm"),
+    "both weights and state": (dict(state=lambda _: call()[1]), "weights and state were both given"),
+    "unknown form": (dict(form="parallel"), "form is .* got 'parallel'"),
+    "packed batch": (dict(cu_seqlens=torch.tensor([0, 3])), "cu_seqlens must rise from 0 to T=4"),
+    "empty sequence": (dict(cu_seqlens=torch.tensor([0, 2, 2, 4])), "cu_seqlens must rise from 0 to T=4 with no empty"),
+    "float bounds": (dict(cu_seqlens=torch.tensor([0.0, 4.0])), "cu_seqlens must be an integer tensor"),
+    "spec is a name": (dict(spec="yaad"), "spec must be a Spec"),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_memorize_refuses(name):
+    changes, message = CASES[name]
+    if "spec" in changes:
+        q, k, v, gates, keywords = draw(presets.gated_deltanet(), **GOOD)
+        with pytest.raises(ValueError, match=message):
+            memorize(changes["spec"], q, k, v, gates, form="recurrent", **keywords)
+        return
+    with pytest.raises(ValueError, match=message) as error:
+        call(**changes)
+    assert "\n" not in str(error.value)
+
+
+def test_k_unlike_v_with_a_residual_memory():
+    q, k, v, gates, keywords = draw(presets.yaad(), **GOOD)
+    with pytest.raises(ValueError, match="MLP memory needs K == V .* got K=4 and V=3"):
+        memorize(presets.yaad(), q, k, v[..., :3], gates, form="recurrent", **keywords)
+
+
+@pytest.mark.parametrize("spec", [presets.yaad(), presets.memora(), presets.moneta()], ids=lambda s: s.name)
+def test_missing_weights_where_zero_is_no_start(spec):
+    q, k, v, gates, _ = draw(spec, **GOOD)
+    with pytest.raises(ValueError, match="weights are missing: .* cannot start from zeros"):
+        memorize(spec, q, k, v, gates, form="recurrent")
+
+
+def test_keys_given_or_missing_against_the_spec():
+    q, _, v, gates, keywords = draw(presets.hgrn2(), **GOOD)
+    with pytest.raises(ValueError, match="takes k=None, its key is 1 - alpha"):
+        memorize(presets.hgrn2(), q, q, v, gates, form="recurrent", **keywords)
+    with pytest.raises(ValueError, match="k is None, but deltanet"):
+        memorize(presets.deltanet(), q, None, v, Gates(eta=torch.ones(2)), form="recurrent")
+
+
+def test_other_gates_out_of_range():
+    for spec, name, value, message in (
+        (presets.titans_lmm(), "mu", 1.0, r"gates.mu must be in \[0, 1\) everywhere, got 1"),
+        (presets.yaad(), "delta", -1.0, "gates.delta must be >= 0 everywhere, got -1"),
+        (presets.mesa(), "ridge", 0.0, "gates.ridge must be > 0 everywhere, got 0"),
+        (presets.dfw(), "log_beta", 0.5, "gates.log_beta must be <= 0"),
+    ):
+        q, k, v, gates, keywords = draw(spec, **GOOD)
+        gates = gates._replace(**{name: torch.full_like(getattr(gates, name), value)})
+        with pytest.raises(ValueError, match=message):
+            memorize(spec, q, k, v, gates, form="recurrent", **keywords)
+
+
+def test_states_of_another_spec_are_refused():
+    def state_of(spec, **sizes):
+        q, k, v, gates, keywords = draw(spec, **(GOOD | sizes))
+        return memorize(spec, q, k, v, gates, form="recurrent", **keywords)[1]
+
+    yaad, titans = presets.yaad(), presets.titans_lmm()
+    q, k, v, gates, keywords = draw(yaad, **GOOD)
+    for state, message in (
+        (state_of(titans), "state has a momentum, unlike yaad"),
+        (state_of(presets.yaad(anchor=True)), "state has an anchor, unlike yaad"),
+        (state_of(presets.mesa()), "state must be a State for yaad"),
+        (state_of(presets.deltanet()), "state must hold weights of shapes"),
+        (state_of(yaad, B=2), "state must hold weights of shapes"),
+        (state_of(yaad, dtype=torch.float32), "state is torch.float32, but q asks for torch.float64"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            memorize(yaad, q, k, v, gates, form="recurrent", norm=keywords["norm"], state=state)
+
+
+@pytest.mark.parametrize(
+    "make, message",
+    [
+        (lambda: bias.Lp(p=0.5), "Lp needs p >= 1"),
+        (lambda: bias.Huber(form="square"), "Huber form is one of"),
+        (lambda: bias.Huber(delta=-1.0), "Huber needs delta >= 0"),
+        (lambda: memory.MLP(depth=5), "MLP depth is 1 to 4, got 5"),
+        (lambda: retention.Lq(q=1.0, link="exact"), "needs q of more than 1"),
+        (lambda: retention.Lq(link="exakt"), "Lq link is one of"),
+        (lambda: retention.KL(slice="diagonal"), "KL slice is one of"),
+        (lambda: retention.KL(c=0.0), "KL needs c > 0"),
+        (lambda: retention.ElasticNet(a=0.0), "ElasticNet needs a > 0"),
+        (lambda: retention.L2(at="next"), "at is one of"),
+        (lambda: retention.L2(tied=True), "needs side='key'"),
+        (lambda: retention.Bregman(link="cosine"), "Bregman link 'cosine' is unknown: known are"),
+        (lambda: retention.FDivergence(g="l9"), "unknown divergence 'l9': known are"),
+        (lambda: retention.L2Ball(radius=-1.0), "L2Ball needs radius > 0"),
+        (lambda: algorithm.MultiStep(n=0), "MultiStep needs n >= 1"),
+        (lambda: presets.get("jaad"), "unknown preset 'jaad': known are retnet, transformer"),
+        (lambda: Spec.from_dict({"memory": {"name": "Matrix"}}), "a Spec needs algorithm, bias, retention as well"),
+        (lambda: Spec.from_dict(presets.yaad().to_dict() | {"depth": 3}), "a Spec has no depth"),
+        (
+            lambda: Spec(memory=bias.L2(), bias=bias.L2(), retention=retention.Keep(), algorithm=algorithm.Newton()),
+            "Spec's memory must be a",
+        ),
+        (lambda: Spec.from_dict(presets.yaad().to_dict() | {"chunk_size": 0}), "chunk_size must be an integer >= 1"),
+    ],
+)
+def test_parts_check_themselves(make, message):
+    with pytest.raises(ValueError, match=message) as error:
+        make()
+    assert "\n" not in str(error.value)
