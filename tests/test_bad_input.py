@@ -61,14 +61,14 @@ def test_memorize_refuses(name):
 
 def test_k_unlike_v_with_a_residual_memory():
     q, k, v, gates, keywords = draw(presets.yaad(), **GOOD)
-    with pytest.raises(ValueError, match="MLP memory needs K == V .* got K=4 and V=3"):
+    with pytest.raises(ValueError, match=r"MLP memory needs K == V .* got K=4 and V=3"):
         memorize(presets.yaad(), q, k, v[..., :3], gates, form="recurrent", **keywords)
 
 
 @pytest.mark.parametrize("spec", [presets.yaad(), presets.memora(), presets.moneta()], ids=lambda s: s.name)
 def test_missing_weights_where_zero_is_no_start(spec):
     q, k, v, gates, _ = draw(spec, **GOOD)
-    with pytest.raises(ValueError, match="weights are missing: .* cannot start from zeros"):
+    with pytest.raises(ValueError, match=r"weights are missing: .* cannot start from zeros"):
         memorize(spec, q, k, v, gates, form="recurrent")
 
 

@@ -75,7 +75,7 @@ def test_huber_with_an_infinite_threshold_is_l2(smooth):
 def test_memory_gradient_is_autograd(part):
     """The pull-back of any error to every weight, for tokens that share the weights: sums of the per-token gradients."""
     weights = tuple(drawn((2, 3, *shape)).requires_grad_() for shape in part.shapes(4, 4))
-    norm = None if part.linear else Norm(drawn((3, 4)), drawn((3, 4)))
+    norm = None if part.linear else Norm(drawn((3, 1, 4)), drawn((3, 1, 4)))
     x, error = drawn((2, 3, 5, 4)), drawn((2, 3, 5, 4))
     maps = part.maps(weights)
     prediction, trace = part.trace(maps, x, norm)
@@ -90,7 +90,7 @@ def test_surprise_is_differentiable_twice(part, loss):
     """Bias and memory together, as the inner loop uses them: first and second derivatives of the closed-form gradient."""
     shapes = part.shapes(2, 2)
     weights = tuple(drawn((1, 1, *shape)).requires_grad_() for shape in shapes)
-    gain, shift = drawn((1, 2)).requires_grad_(), drawn((1, 2)).requires_grad_()
+    gain, shift = drawn((1, 1, 2)).requires_grad_(), drawn((1, 1, 2)).requires_grad_()
     x, value = drawn((1, 1, 1, 2)).requires_grad_(), (2 * drawn((1, 1, 1, 2))).requires_grad_()
     delta = torch.tensor(0.7, dtype=torch.float64)
 

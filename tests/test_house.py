@@ -25,7 +25,7 @@ def imports():
                 base = list(parts[: len(parts) - node.level])
                 names = [alias.name for alias in node.names] if node.module is None else [node.module.split(".")[0]]
                 for name in names:
-                    yield here, (base + [name])[0]
+                    yield here, [*base, name][0]
 
 
 def floor(room):

@@ -6,7 +6,7 @@ deltanet: Matrix + L2 + Keep + GradientDescent
 """
 
 from . import algorithm, bias, memory, presets, retention
-from .memorize import memorize, recall
+from .memorize import Explanation, explain, memorize, recall
 from .spec import Spec
 from .types import CacheState, Gates, NewtonState, Norm, State
 
@@ -14,6 +14,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "CacheState",
+    "Explanation",
     "Gates",
     "NewtonState",
     "Norm",
@@ -21,6 +22,7 @@ __all__ = [
     "State",
     "algorithm",
     "bias",
+    "explain",
     "memorize",
     "memory",
     "presets",

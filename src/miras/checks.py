@@ -41,6 +41,20 @@ LIMITS: dict[str, tuple[str, Callable[[Tensor], Tensor]]] = {
 }
 
 
+def how(spec: Spec, form: str, chunk_size: int | None, backend: str) -> int:
+    """Check form, chunk size and backend; the chunk size to take."""
+    require(form in ("chunk", "recurrent"), f"form is 'chunk' or 'recurrent', got {form!r}")
+    require(backend in ("auto", "torch", "triton", "fla"), f"backend is 'auto', 'torch', 'triton' or 'fla', got {backend!r}")
+    require(
+        backend in ("auto", "torch"),
+        f"backend {backend!r} cannot run {spec}: this version has no kernels; use 'auto' or 'torch'",
+    )
+    whole = chunk_size is None or (isinstance(chunk_size, int) and chunk_size >= 1)
+    require(whole, f"chunk_size must be an integer >= 1 or None, got {chunk_size!r}")
+    require(form == "chunk" or chunk_size in (None, 1), f"form='recurrent' has no chunks, got chunk_size={chunk_size}")
+    return spec.chunk_size if chunk_size is None else chunk_size
+
+
 def tokens(spec: Spec, q: Tensor, k: Tensor | None, v: Tensor, cu_seqlens: Tensor | None) -> Shapes:
     """Check q, k, v and cu_seqlens against each other and the spec."""
     tied = isinstance(spec.retention, L2) and spec.retention.tied
@@ -183,7 +197,7 @@ def norm_of(spec: Spec, norm: tuple[Tensor, Tensor] | None, shapes: Shapes, like
     return Norm(norm[0].to(like.dtype), norm[1].to(like.dtype))
 
 
-def state_of(spec: Spec, state: AnyState, shapes: Shapes, like: Tensor) -> AnyState:
+def state_of(spec: Spec, state: AnyState, shapes: Shapes, like: Tensor, form: str) -> AnyState:
     """Check that a state belongs to this spec and these sizes."""
     kind = {Newton: NewtonState, NonParametric: CacheState}.get(type(spec.algorithm), State)
     require(isinstance(state, kind), f"state must be a {kind.__name__} for {spec}, got {type(state).__name__}")
@@ -195,6 +209,8 @@ def state_of(spec: Spec, state: AnyState, shapes: Shapes, like: Tensor) -> AnySt
     got = [tuple(weight.shape) for weight in held]
     require(got == wanted, f"state must hold weights of shapes {wanted} for {spec}, got {got}")
     if isinstance(state, State):
+        within = state.chunk is not None and bool(state.chunk.position.any())
+        require(not within or form == "chunk", "state stands in the middle of a chunk: go on with form='chunk'")
         remembers = isinstance(spec.algorithm, Descent) and spec.algorithm.remembers
         require(bool(state.momentum) == remembers, f"state {'lacks a' if remembers else 'has a'} momentum, unlike {spec}")
         anchored = spec.retention.anchored

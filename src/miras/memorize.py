@@ -5,7 +5,7 @@ B batch, T time, H heads, K key channels, V value channels
 
 from __future__ import annotations
 
-import itertools
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
@@ -13,13 +13,16 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from . import checks
+from .forms.chunk import chunk, family
 from .forms.common import as_tuple, begin, stacked
+from .forms.ragged import buckets, positions, unpacked, unpacked_gates
 from .forms.recurrent import read, recurrent
 from .retention import L2
 from .spec import Spec
 from .types import AnyState, Gates, Norm, Weights, require
 
-Form = Literal["recurrent"]
+Form = Literal["chunk", "recurrent"]
+Backend = Literal["auto", "torch", "triton", "fla"]
 
 
 def memorize(
@@ -33,7 +36,9 @@ def memorize(
     norm: tuple[Tensor, Tensor] | None = None,
     state: AnyState | None = None,
     cu_seqlens: Tensor | None = None,
-    form: Form = "recurrent",
+    form: Form = "chunk",
+    chunk_size: int | None = None,
+    backend: Backend = "auto",
 ) -> tuple[Tensor, AnyState]:
     """Run a memory over a sequence: each token is learned, then recalled from.
 
@@ -48,7 +53,10 @@ def memorize(
         state: where an earlier call ended; it holds the weights, so ``weights`` is then None.
         cu_seqlens: ``[N+1]``, the bounds of sequences packed in a batch of 1, each starting from ``weights`` or from its row
             of ``state``.
-        form: "recurrent".
+        form: "chunk", in parallel over the tokens of a chunk, or "recurrent", one token at a time, exact for every spec.
+            :func:`explain` says which specs the chunk form runs exactly.
+        chunk_size: tokens of a chunk; the spec's own when not given.
+        backend: "auto" or "torch"; a backend that is named is used or refused, never replaced.
 
     Returns:
         y ``[B,T,H,V]`` and the state after the last token (one row a packed sequence).
@@ -61,7 +69,7 @@ def memorize(
     (torch.Size([1, 10, 2, 4]), torch.Size([1, 2, 4, 4]))
     """
     require(isinstance(spec, Spec), f"spec must be a Spec (miras.presets.get(name) gives one), got {spec!r}")
-    require(form == "recurrent", f"form is 'recurrent', got {form!r}")
+    size = checks.how(spec, form, chunk_size, backend)
     shapes = checks.tokens(spec, q, k, v, cu_seqlens)
     dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
     with torch.autocast(q.device.type, enabled=False):
@@ -73,11 +81,14 @@ def memorize(
             start = begin(spec, checks.weights_of(spec, weights, shapes, query), key, value, shapes.rows)
         else:
             require(weights is None, "weights and state were both given: a state holds its weights, give one of them")
-            start = checks.state_of(spec, state, shapes, query)
-        if cu_seqlens is None:
-            y, end = recurrent(spec, query, key, value, shaped, gain, start)
+            start = checks.state_of(spec, state, shapes, query, form)
+        call = (spec, query, key, value, shaped, gain, start)
+        if cu_seqlens is not None:
+            y, end = packed(*call, cu_seqlens.tolist(), form, size)
+        elif form == "recurrent":
+            y, end = recurrent(*call)
         else:
-            y, end = packed(spec, query, key, value, shaped, gain, start, cu_seqlens.tolist())
+            y, end = chunk(*call, size)
     return y.to(v.dtype), end
 
 
@@ -88,25 +99,69 @@ def tied_key(spec: Spec, gates: Gates) -> Tensor:
 
 
 def packed(
-    spec: Spec, q: Tensor, k: Tensor, v: Tensor, gates: Gates, norm: Norm | None, start: AnyState, bounds: list[int]
+    spec: Spec,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    gates: Gates,
+    norm: Norm | None,
+    start: AnyState,
+    bounds: list[int],
+    form: Form,
+    size: int,
 ) -> tuple[Tensor, AnyState]:
-    """The sequences of a packed batch one by one, each from its own row of the state."""
-    outputs, ends = [], []
+    """The sequences of a packed batch, each from its own row of the state: in buckets of rows, or one by one."""
     pairs = k.shape[1] // q.shape[1]
-    for row, (left, right) in enumerate(itertools.pairwise(bounds)):
-        token, pair = slice(left, right), slice(left * pairs, right * pairs)
-        cuts = {name: pair if name == "eta" else token for name in gates._fields if name != "ridge"}
-        own = {
-            name: gate[:, cuts[name]] if name in cuts else gate for name, gate in gates._asdict().items() if gate is not None
-        }
-        one = pytree.tree_map(lambda x, row=row: x[row : row + 1], start)
-        y, end = recurrent(spec, q[:, token], k[:, pair], v[:, pair], Gates(**own), norm, one)
-        outputs.append(y)
-        ends.append(end)
-    return torch.cat(outputs, 1), stacked(ends)
+    y, ends = torch.zeros_like(v[:, : q.shape[1]]), {}
+    groups = buckets(bounds, size) if form == "chunk" else ([row] for row in range(len(bounds) - 1))
+    for rows in groups:
+        token, pair = positions(bounds, rows, 1, q.device), positions(bounds, rows, pairs, q.device)
+        own = pytree.tree_map_only(Tensor, lambda x, rows=rows: x[rows], start)
+        given = (unpacked(q, token), unpacked(k, pair), unpacked(v, pair), unpacked_gates(gates, token, pair), norm, own)
+        if form == "recurrent":
+            part, end = recurrent(spec, *given)
+        else:
+            part, end = chunk(spec, *given, size, [bounds[row + 1] - bounds[row] for row in rows])
+        y = y.index_put((torch.zeros_like(token[token >= 0]), token[token >= 0]), part[token >= 0])
+        ends |= {row: pytree.tree_map_only(Tensor, lambda x, i=i: x[i : i + 1], end) for i, row in enumerate(rows)}
+    return y, stacked([ends[row] for row in range(len(bounds) - 1)])
 
 
 def recall(spec: Spec, state: AnyState, q: Tensor, norm: tuple[Tensor, Tensor] | None = None) -> Tensor:
     """Read a memory without writing to it: ``[B,T,H,K] -> [B,T,H,V]``, every query from the same state."""
     dtype = as_tuple(state.weights)[0].dtype
     return read(spec, state, q.to(dtype), None if norm is None else Norm(norm[0].to(dtype), norm[1].to(dtype))).to(q.dtype)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Explanation:
+    """How a spec will run, and why."""
+
+    form: Form
+    backend: Backend
+    exact: bool
+    reason: str
+
+    def __str__(self) -> str:
+        return f"form {self.form}, backend {self.backend}, {'exact' if self.exact else 'approximate'}: {self.reason}"
+
+
+REASONS = {
+    "attention": "softmax attention by torch's scaled_dot_product_attention over a cache that grows",
+    "newton": "the linear systems of a chunk's tokens are solved at once",
+    "delta": "the errors of a chunk follow from one triangular system (WY transform)",
+    "hebbian": "the write does not depend on what the memory holds, so a chunk is a gated linear attention",
+    "scan": "gradients are taken at each chunk's start and the weights move linearly inside it; chunk_size=1 is exact",
+}
+
+
+def explain(spec: Spec, device: torch.device | str = "cpu") -> Explanation:
+    """Which form and backend ``memorize`` takes for a spec on a device, whether that is exact, and why.
+
+    >>> from miras import explain, presets
+    >>> print(explain(presets.gated_deltanet()))
+    form chunk, backend torch, exact: the errors of a chunk follow from one triangular system (WY transform); plain PyTorch on cpu
+    """
+    kind = family(spec)
+    where = f"plain PyTorch on {torch.device(device).type}"
+    return Explanation(form="chunk", backend="torch", exact=kind != "scan", reason=f"{REASONS[kind]}; {where}")

@@ -56,7 +56,10 @@ class Gates(NamedTuple):
 
 
 class Norm(NamedTuple):
-    """Gain and shift of the memory's LayerNorm, ``[H,V]``: slow weights, never touched by the inner loop."""
+    """Gain and shift of the memory's LayerNorm: slow weights, never touched by the inner loop.
+
+    ``[H,V]`` where a user gives them; a form shapes them to broadcast against what it reads, ``[H,1,...,V]``.
+    """
 
     gain: Tensor
     shift: Tensor
@@ -69,16 +72,32 @@ class Held(NamedTuple):
     weight: Tensor
 
 
+class Progress(NamedTuple):
+    """How far into its chunk each row of a state stands.
+
+    ``start`` are the weights at the chunk's start, where its gradients are taken; ``moved``, ``log_decay`` and ``threshold``
+    what has accumulated since; ``position`` ``[B]``, on the CPU, the number of tokens since.
+    """
+
+    start: Weights
+    moved: Weights
+    log_decay: Weights
+    threshold: Weights
+    position: Tensor
+
+
 class State(NamedTuple):
     """What a memory of fast weights carries from one call to the next.
 
-    ``weights`` is W_T as the memory reads it: a tensor for one weight, a tuple, outermost first, for several.
+    ``weights`` is W_T as the memory reads it: a tensor for one weight, a tuple, outermost first, for several. ``accumulated``
+    is what the retention accumulates in, at the last chunk's end; ``chunk`` is None where every row stands at one.
     """
 
     weights: Tensor | Weights
     accumulated: Weights
     anchor: Weights
     momentum: Weights
+    chunk: Progress | None = None
 
 
 class NewtonState(NamedTuple):

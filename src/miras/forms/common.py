@@ -12,9 +12,10 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from ..algorithm import Descent, Newton, NonParametric
+from ..memory import Side
 from ..retention import L2
 from ..spec import Spec
-from ..types import AnyState, CacheState, Gates, Held, NewtonState, State, Weights
+from ..types import AnyState, CacheState, Gates, Held, NewtonState, Norm, State, Weights
 
 
 def begin(spec: Spec, weights: Weights | None, k: Tensor, v: Tensor, rows: int) -> AnyState:
@@ -55,7 +56,9 @@ def stacked(states: Sequence[AnyState]) -> AnyState:
             for state in states
             if isinstance(state, CacheState)
         ]
-    together: AnyState = pytree.tree_map(lambda *rows: torch.cat(rows, 0), *states)
+    together: AnyState = pytree.tree_map(
+        lambda *rows: None if rows[0] is None else torch.cat(torch.broadcast_tensors(*rows), 0), *states
+    )
     return together
 
 
@@ -84,12 +87,27 @@ def none_for(held: Sequence[Held]) -> tuple[None, ...]:
     return (None,) * len(held)
 
 
+def spread(side: Side, gate: Tensor) -> Tensor:
+    """A gate ``[B,H,D or 1]`` shaped to act on its side of a weight."""
+    if side == "mean":
+        return gate.mean(-1)[..., None, None]
+    return {"out": gate[..., :, None], "in": gate[..., None, :], "each": gate}[side]
+
+
 def decays(spec: Spec, gates: Gates, t: int) -> Weights | None:
     """log alpha of token t, shaped for each weight, or None where the spec has none."""
     if gates.log_alpha is None:
         return None
     log_alpha = gates.log_alpha[:, t]
     if isinstance(spec.retention, L2) and spec.retention.side != "value":
-        log_beta = None if gates.log_beta is None else gates.log_beta[:, t]
-        return (spec.memory.spread_sides(log_alpha, log_beta),)
-    return spec.memory.spread(log_alpha)
+        shaped = spread("in", log_alpha)
+        return (shaped if gates.log_beta is None else shaped + spread("out", gates.log_beta[:, t]),)
+    return tuple(spread(side, log_alpha) for side in spec.memory.sides)
+
+
+def per_head(norm: Norm | None, axes: int) -> Norm | None:
+    """Gain and shift ``[H,V]`` with ``axes`` between head and channel."""
+    if norm is None:
+        return None
+    shape = (norm.gain.shape[0], *[1] * axes, norm.gain.shape[1])
+    return Norm(norm.gain.reshape(shape), norm.shift.reshape(shape))

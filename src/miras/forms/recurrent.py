@@ -11,9 +11,10 @@ from torch import Tensor
 from ..algorithm import Descent, NonParametric
 from ..algorithm.newton import solve
 from ..algorithm.non_parametric import attend
+from ..memory import Side
 from ..spec import Spec
 from ..types import AnyState, CacheState, Gates, NewtonState, Norm, State, Weights
-from .common import as_tuple, cached, decays, held_of, none_for, seen, state_of
+from .common import as_tuple, cached, decays, held_of, none_for, per_head, seen, spread, state_of
 
 
 def recurrent(
@@ -42,7 +43,7 @@ def read(spec: Spec, state: AnyState, q: Tensor, norm: Norm | None) -> Tensor:
         assert isinstance(spec.algorithm, NonParametric)
         return attend(q, state.keys, state.values, seen(state), spec.algorithm.scale_for(q.shape[-1]))
     maps = spec.memory.maps(as_tuple(state.weights))
-    return spec.memory.recall(maps, q.transpose(1, 2), norm).transpose(1, 2)
+    return spec.memory.recall(maps, q.transpose(1, 2), per_head(norm, 1)).transpose(1, 2)
 
 
 def learn(spec: Spec, state: State, k: Tensor, v: Tensor, gates: Gates, norm: Norm | None, t: int) -> State:
@@ -53,19 +54,20 @@ def learn(spec: Spec, state: State, k: Tensor, v: Tensor, gates: Gates, norm: No
     none = none_for(held)
     anchor = state.anchor or none
     momentum: tuple[Tensor | None, ...] = state.momentum or none
-    mu = none if gates.mu is None else memory.spread(gates.mu[:, t])
+    mu = none if gates.mu is None else tuple(spread(side, gates.mu[:, t]) for side in memory.sides)
     for i in range(algorithm.pairs):
         at = t * algorithm.pairs + i
         eta = algorithm.rate(gates.eta[:, at], memory.curvature(k[:, at]) if memory.linear else None)
-        spread = (memory.spread_sides(eta, None),) if spec.decoupled else memory.spread(eta)
+        sides: tuple[Side, ...] = ("in",) if spec.decoupled else memory.sides
+        steps = tuple(spread(side, eta) for side in sides)
         log_alpha = decays(spec, gates, t) or none if i == 0 else none
-        rates = [retention.rates(*gate) for gate in zip(spread, log_alpha, strict=True)]
+        rates = [retention.rates(*gate) for gate in zip(steps, log_alpha, strict=True)]
         probe = tuple(retention.probe(h, r.log_decay, a) for h, r, a in zip(held, rates, anchor, strict=True))
         gradient = removal(probe, gates, at) if spec.decoupled else surprise(spec, probe, k, v, gates, norm, t, at)
-        steps = [r.step * g for r, g in zip(rates, gradient, strict=True)]
+        learned = [r.step * g for r, g in zip(rates, gradient, strict=True)]
         if spec.decoupled:
-            steps = [steps[0] - v[:, at, :, :, None] * k[:, at, :, None, :]]
-        moves = [algorithm.move(*move) for move in zip(momentum, steps, mu, strict=True)]
+            learned = [learned[0] - v[:, at, :, :, None] * k[:, at, :, None, :]]
+        moves = [algorithm.move(*move) for move in zip(momentum, learned, mu, strict=True)]
         momentum = tuple(s for s, _ in moves)
         held = [
             retention.step(h, r.log_decay, update, r.threshold, a)
@@ -77,7 +79,7 @@ def learn(spec: Spec, state: State, k: Tensor, v: Tensor, gates: Gates, norm: No
 def surprise(spec: Spec, weights: Weights, k: Tensor, v: Tensor, gates: Gates, norm: Norm | None, t: int, at: int) -> Weights:
     """grad_W loss(M(W; k), v) of the pair ``at`` of token ``t``, in closed form."""
     maps = spec.memory.maps(weights)
-    prediction, trace = spec.memory.trace(maps, k[:, at, :, None], norm)
+    prediction, trace = spec.memory.trace(maps, k[:, at, :, None], per_head(norm, 1))
     delta = None if gates.delta is None else gates.delta[:, t, :, None]
     error = spec.bias.gradient(prediction, v[:, at, :, None], delta)
     return tuple(spec.memory.gradient(factor) for factor in spec.memory.backprop(maps, trace, error))

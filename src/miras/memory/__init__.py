@@ -1,8 +1,8 @@
 """What stores: a vector, a matrix, an MLP."""
 
-from .base import Factor, Map, Memory
+from .base import Factor, Map, Memory, Side
 from .matrix import Matrix
 from .mlp import MLP
 from .vector import Vector
 
-__all__ = ["MLP", "Factor", "Map", "Matrix", "Memory", "Vector"]
+__all__ = ["MLP", "Factor", "Map", "Matrix", "Memory", "Side", "Vector"]

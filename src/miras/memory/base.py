@@ -8,7 +8,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple, Protocol
+from typing import Any, ClassVar, Literal, NamedTuple, Protocol
 
 from torch import Tensor
 
@@ -23,6 +23,10 @@ class Map(Protocol):
 
     def transpose(self, u: Tensor) -> Tensor:
         """W' u for every token: ``[B,H,N,out] -> [B,H,N,in]``."""
+
+
+# its rows, its columns, everywhere with the mean over the channels, or (a vector) each entry with its own
+Side = Literal["out", "in", "mean", "each"]
 
 
 class Factor(NamedTuple):
@@ -62,13 +66,10 @@ class Memory(Part, ABC):
     def gradient(self, factor: Factor) -> Tensor:
         """A weight's gradient, summed over the tokens of its factor."""
 
+    @property
     @abstractmethod
-    def spread(self, gate: Tensor) -> Weights:
-        """A channel-wise or scalar gate ``[B,H,D or 1]`` shaped to act on the D-side of each weight."""
-
-    @abstractmethod
-    def spread_sides(self, key_side: Tensor | None, value_side: Tensor | None) -> Tensor:
-        """The sum of a key-side and a value-side gate, shaped to act on the one weight of a linear memory."""
+    def sides(self) -> tuple[Side, ...]:
+        """Where a channel-wise gate acts on each weight."""
 
     @abstractmethod
     def curvature(self, k: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from ..types import Norm, Rule, Weights
-from .base import Factor, Map, Memory
+from .base import Factor, Map, Memory, Side
 
 
 @dataclass(frozen=True)
@@ -51,16 +51,9 @@ class Matrix(Memory):
     def gradient(self, factor: Factor) -> Tensor:
         return factor.error.mT @ factor.input
 
-    def spread(self, gate: Tensor) -> Weights:
-        return (gate[..., :, None],)
-
-    def spread_sides(self, key_side: Tensor | None, value_side: Tensor | None) -> Tensor:
-        if key_side is None:
-            assert value_side is not None
-            return value_side[..., :, None]
-        if value_side is None:
-            return key_side[..., None, :]
-        return value_side[..., :, None] + key_side[..., None, :]
+    @property
+    def sides(self) -> tuple[Side, ...]:
+        return ("out",)
 
     def curvature(self, k: Tensor) -> Tensor:
         return (k * k).sum(-1, keepdim=True)

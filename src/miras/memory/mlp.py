@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..types import Norm, Rule, Weights, require
-from .base import Factor, Map, Memory, unsupported
+from .base import Factor, Map, Memory, Side, unsupported
 from .matrix import Dense
 
 EPS = 1e-6
@@ -50,15 +50,15 @@ def standardise(h: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def layer_norm(h: Tensor, norm: Norm | None) -> Tensor:
-    """gain * (h - mean)/std + shift, gain and shift ``[H,V]`` for h ``[B,H,N,V]``."""
+    """gain * (h - mean)/std + shift; gain and shift arrive shaped to broadcast against h ``[B,H,...,N,V]``."""
     unit, _ = standardise(h)
-    return unit if norm is None else norm.gain[:, None, :] * unit + norm.shift[:, None, :]
+    return unit if norm is None else norm.gain * unit + norm.shift
 
 
 def layer_norm_backprop(h: Tensor, norm: Norm | None, error: Tensor) -> Tensor:
     """The gradient at h: (e - mean(e) - unit * mean(e * unit)) / std with e = gain * error."""
     unit, inverse = standardise(h)
-    error = error if norm is None else norm.gain[:, None, :] * error
+    error = error if norm is None else norm.gain * error
     along = (error * unit).mean(-1, keepdim=True)
     return inverse * (error - error.mean(-1, keepdim=True) - unit * along)
 
@@ -106,15 +106,11 @@ class MLP(Memory):
     def gradient(self, factor: Factor) -> Tensor:
         return factor.error.mT @ factor.input
 
-    def spread(self, gate: Tensor) -> Weights:
+    @property
+    def sides(self) -> tuple[Side, ...]:
         """Rows of the outermost weight, columns of the innermost, the mean over channels in between."""
-        if self.depth == 1:
-            return (gate[..., :, None],)
-        middle = gate.mean(-1)[..., None, None]
-        return (gate[..., :, None], *[middle] * (self.depth - 2), gate[..., None, :])
-
-    def spread_sides(self, key_side: Tensor | None, value_side: Tensor | None) -> Tensor:
-        raise unsupported(self, "a key-side or outer-product decay")
+        middle: list[Side] = ["mean"] * (self.depth - 2)
+        return ("out",) if self.depth == 1 else ("out", *middle, "in")
 
     def curvature(self, k: Tensor) -> Tensor:
         raise unsupported(self, "the implicit step")

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from ..types import Norm, Rule, Weights
-from .base import Factor, Map, Memory
+from .base import Factor, Map, Memory, Side
 
 
 @dataclass(frozen=True)
@@ -51,14 +51,9 @@ class Vector(Memory):
     def gradient(self, factor: Factor) -> Tensor:
         return (factor.error * factor.input).sum(-2)
 
-    def spread(self, gate: Tensor) -> Weights:
-        return (gate,)
-
-    def spread_sides(self, key_side: Tensor | None, value_side: Tensor | None) -> Tensor:
-        if key_side is None:
-            assert value_side is not None
-            return value_side
-        return key_side if value_side is None else value_side + key_side
+    @property
+    def sides(self) -> tuple[Side, ...]:
+        return ("each",)
 
     def curvature(self, k: Tensor) -> Tensor:
         return k * k

@@ -48,6 +48,10 @@ class Retention(Part, ABC):
     # True where the penalty cannot carry a channel-wise eta: the objective is then <W - W_prev, eta g> + Ret
     scales_gradient: ClassVar[bool] = False
 
+    # True where ``step`` over a chunk is what ``linear`` gives at its end, so that the last token needs no read of its own
+    linear_step: ClassVar[bool] = False
+    # True where the thresholds of a chunk's tokens add up (decayed); elsewhere the last token's holds
+    sums_thresholds: ClassVar[bool] = False
     # whether zeros are a place to start from in the space it accumulates in
     zero_start: ClassVar[bool] = True
 
@@ -60,6 +64,15 @@ class Retention(Part, ABC):
     def anchored(self) -> bool:
         """Whether decay pulls towards the learned initial weights instead of zero."""
         return False
+
+    @property
+    def leads(self) -> bool:
+        """Whether a chunk's first token takes the step alone, and the weights themselves move linearly after it."""
+        return False
+
+    def hold(self, weight: Tensor) -> Held:
+        """The state of a weight that has moved linearly, for a retention that leads."""
+        return Held(weight, weight)
 
     def start(self, initial: Tensor) -> Held:
         """The state of initial weights, given unconstrained in the space the retention accumulates in."""

@@ -34,6 +34,7 @@ class ElasticNet(Retention):
     a: float = 10.0
     b: float = 10.0
     smooth: bool = False
+    sums_thresholds = True
 
     def __post_init__(self) -> None:
         require(self.a > 0, f"ElasticNet needs a > 0, got {self.a}")

@@ -47,6 +47,13 @@ class KL(Retention):
     def anchored(self) -> bool:
         return self.anchor
 
+    @property
+    def leads(self) -> bool:
+        return self.chunk == "lag"
+
+    def hold(self, weight: Tensor) -> Held:
+        return Held(weight.clamp_min(FLOOR).log(), weight)
+
     def start(self, initial: Tensor) -> Held:
         accumulated = log_simplex(initial, self.slice, self.c)
         return Held(accumulated, accumulated.exp())

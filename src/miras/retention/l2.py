@@ -19,6 +19,8 @@ Side = Literal["value", "key", "outer"]
 class Keep(Retention):
     """W = W_prev - eta g: nothing is let go. Ret = ||W - W_prev||^2 / (2 eta)."""
 
+    linear_step = True
+
     def step(
         self, held: Held, log_decay: Tensor | None, update: Tensor, threshold: Tensor | None, anchor: Tensor | None
     ) -> Held:
@@ -48,6 +50,7 @@ class L2(Retention):
     anchor: bool = False
     schedule: Literal["retnet"] | None = None
     tied: bool = False
+    linear_step = True
 
     def __post_init__(self) -> None:
         require(self.at in get_args(At), f"L2 retention's at is one of {get_args(At)}, got {self.at!r}")

@@ -1,0 +1,288 @@
+"""The delta rule in chunks, exact: every error of a chunk from one triangular system (the WY/UT transform).
+
+With D = W - W_0 (W_0 = 0 unless anchored), the steps of a chunk are rank one, D_t = b_t D - sum_{i<=t} (b_t/b_i) e_i r_i' + writes,
+and the error e_t of token t looks up what the earlier ones have left behind:
+
+    e_t = eta_t (W_0 k_t + D (b_t k_t) - v_t - sum_{i<t} [k_t . (b_t/b_i) r_i] e_i),
+
+so (I + eta M) e = eta (lookup - v) with M strictly lower triangular. For RWKV-7 the key looked up is kappa, r = eta * kappa, the
+system's eta is 1, and the writes v_i k_i' stand on their own. ``at="previous"`` looks up with b_(t-1) for b_t.
+
+B batch, H heads, N chunks, C pairs of a chunk, K key channels, V value channels, R rows that share a system (all, or each its own)
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ..algorithm import Descent
+from ..retention import L2
+from ..spec import Spec
+from ..types import Gates, Held, State
+from .common import state_of
+from .ratio import Dense, Ratio, cumulative, scalar_ratio
+
+
+class Decays(NamedTuple):
+    """Cumulative log decays ``[B,H,N,C,D]``: of the whole, of the key side, of the value side."""
+
+    scalar: Tensor | None
+    key: Tensor | None
+    value: Tensor | None
+
+
+class Ratios:
+    """What the decays mean for pairs of tokens of a chunk."""
+
+    def __init__(self, decays: Decays, like: Tensor) -> None:
+        size = like.shape[-2]
+        self.decays = decays
+        self.whole = like.new_ones(size, size).tril() if decays.scalar is None else scalar_ratio(decays.scalar)
+        self.key = None if decays.key is None else Ratio(decays.key)
+        self.value: Dense | None = None
+        if decays.value is not None:
+            seen = torch.ones(size, size, dtype=torch.bool, device=like.device).tril()[..., None]
+            gap = decays.value[..., :, None, :] - decays.value[..., None, :, :]
+            self.value = Dense(torch.where(seen, gap, -torch.inf).exp())
+
+    def scores(self, q: Tensor, k: Tensor) -> Tensor:
+        """q_t . (b_t/b_i) k_i for i <= t, the value side left out: ``[...,C,C]``."""
+        return (q @ k.mT if self.key is None else self.key.scores(q, k)) * self.whole
+
+    def values(self, scores: Tensor, u: Tensor) -> Tensor:
+        """sum_i s_ti (b_t/b_i) u_i over the value side."""
+        return scores @ u if self.value is None else self.value.values(scores, u)
+
+    def kept(self, x: Tensor) -> Tensor:
+        """b_t x_t on the key side and as a whole."""
+        for total in (self.decays.scalar, self.decays.key):
+            x = x if total is None else x * total.exp()
+        return x
+
+    def kept_values(self, y: Tensor) -> Tensor:
+        """b_t y_t on the value side."""
+        return y if self.decays.value is None else y * self.decays.value.exp()
+
+    def to_end(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        """(b_end/b_i) on a pair's two sides."""
+        for total in (self.decays.scalar, self.decays.key):
+            key = key if total is None else key * (total[..., -1:, :] - total).exp()
+        total = self.decays.value
+        return key, value if total is None else value * (total[..., -1:, :] - total).exp()
+
+    def end(self, chunk: int) -> Tensor | None:
+        """b_end of a chunk, shaped for the weight."""
+        scalar, key, value = (None if t is None else t[:, :, chunk, -1] for t in self.decays)
+        each = [x for x in (_axis(scalar, None), _axis(key, -2), _axis(value, -1)) if x is not None]
+        return sum(each[1:], each[0]).exp() if each else None
+
+
+def _axis(x: Tensor | None, axis: int | None) -> Tensor | None:
+    return None if x is None else x[..., None] if axis is None else x.unsqueeze(axis)
+
+
+def chunk_delta(
+    spec: Spec, q: Tensor, k: Tensor, v: Tensor, gates: Gates, state: State, size: int, valid: Tensor | None
+) -> tuple[Tensor, State]:
+    """Matrix memory, l2 bias, Keep or L2, by gradient descent, implicit or several steps: equal to the recurrent form."""
+    assert isinstance(spec.algorithm, Descent) and gates.eta is not None and isinstance(state.weights, Tensor)
+    pairs, time = spec.algorithm.pairs, q.shape[1]
+    if time == 0:
+        return v.new_zeros(*q.shape[:3], v.shape[3]), state
+    size = min(size, time)
+    chunks, fill = -(-time // size), -time % size
+
+    def chunked(x: Tensor | None, each: int = 1) -> Tensor | None:
+        """``[B,T*each,H,D] -> [B,H,N,C*each,D]``, filled up with zeros, which neither decay nor learn."""
+        if x is None:
+            return None
+        if valid is not None:
+            x = x * valid.repeat_interleave(each, 1)[:, :, None, None]
+        return F.pad(x, (0, 0, 0, 0, 0, fill * each)).transpose(1, 2).unflatten(2, (chunks, size * each))
+
+    def once(x: Tensor | None) -> Tensor | None:
+        """A token's decay with the first of its pairs."""
+        x = chunked(x)
+        return x if x is None or pairs == 1 else F.pad(x[..., None, :], (0, 0, 0, pairs - 1)).flatten(-3, -2)
+
+    keys, values, eta, query, kappa = (
+        chunked(k, pairs),
+        chunked(v, pairs),
+        chunked(gates.eta, pairs),
+        chunked(q),
+        chunked(gates.kappa),
+    )
+    assert keys is not None and values is not None and eta is not None and query is not None
+    if pairs > 1:
+        query = F.pad(query[..., None, :], (0, 0, pairs - 1, 0)).flatten(-3, -2)
+    eta = spec.algorithm.rate(eta, spec.memory.curvature(keys))
+    ratios = Ratios(_decays(spec, once(gates.log_alpha), once(gates.log_beta)), keys)
+    anchor = state.anchor[0] if state.anchor else None
+    if spec.decoupled:
+        assert kappa is not None
+        system = _system(spec, ratios, kappa, eta * kappa, torch.ones_like(eta[..., :1]))
+        if _previous(spec):
+            constant = _forth(ratios.values(ratios.scores(_back(kappa), keys), values))
+        else:
+            constant = ratios.values(ratios.scores(kappa, keys).tril(-1), values)
+        # the write is a second stream of pairs, of value v and key k
+        solution = _solve(
+            system, constant, _lookup_keys(spec, ratios, kappa), None if anchor is None else kappa @ anchor.mT[:, :, None]
+        )
+        writes: tuple[Tensor, Tensor] | None = (values, keys)
+        removed = eta * kappa
+    else:
+        system = _system(spec, ratios, keys, keys, eta)
+        solution = _solve(
+            system, -values, _lookup_keys(spec, ratios, keys), None if anchor is None else keys @ anchor.mT[:, :, None]
+        )
+        writes, removed = None, keys
+    starts, errors, weight = _scan(spec, ratios, solution, removed, writes, state.weights, anchor)
+    away = starts if anchor is None else starts - anchor[:, :, None]
+    y = _read_base(ratios, query, away) - ratios.values(ratios.scores(query, removed), errors)
+    if writes is not None:
+        y = y + ratios.values(ratios.scores(query, writes[1]), writes[0])
+    if anchor is not None:
+        y = y + query @ anchor.mT[:, :, None]
+    y = y.flatten(2, 3)[:, :, pairs - 1 :: pairs][:, :, :time].transpose(1, 2)
+    return y, state_of([Held(weight, weight)], state.anchor, ())
+
+
+def _decays(spec: Spec, log_alpha: Tensor | None, log_beta: Tensor | None) -> Decays:
+    if log_alpha is None:
+        return Decays(None, None, None)
+    assert isinstance(spec.retention, L2)
+    total = cumulative(log_alpha)
+    beta = None if log_beta is None else cumulative(log_beta)
+    if spec.retention.side == "value":
+        return Decays(total, None, None) if total.shape[-1] == 1 else Decays(None, None, total)
+    whole = [x for x in (total, beta) if x is not None and x.shape[-1] == 1]
+    return Decays(
+        sum(whole[1:], whole[0]) if whole else None,
+        total if total.shape[-1] > 1 else None,
+        beta if beta is not None and beta.shape[-1] > 1 else None,
+    )
+
+
+def _previous(spec: Spec) -> bool:
+    return isinstance(spec.retention, L2) and spec.retention.at == "previous"
+
+
+def _back(x: Tensor) -> Tensor:
+    """Each token's row moved to the token before."""
+    return F.pad(x[..., 1:, :], (0, 0, 0, 1))
+
+
+def _forth(x: Tensor) -> Tensor:
+    """Each token's row moved to the token after."""
+    return F.pad(x[..., :-1, :], (0, 0, 1, 0))
+
+
+def _looked_up(spec: Spec, ratios: Ratios, lookup: Tensor, key: Tensor) -> Tensor:
+    """M: what token t's key finds of the pairs i < t, after t's decay or before it."""
+    if _previous(spec):
+        return _forth(ratios.scores(_back(lookup), key))
+    return ratios.scores(lookup, key).tril(-1)
+
+
+def _lookup_keys(spec: Spec, ratios: Ratios, lookup: Tensor) -> tuple[Tensor, Tensor | None]:
+    """The key side of b_t k_t (b_(t-1) k_t), and the value side's factor."""
+    value = ratios.decays.value
+    if not _previous(spec):
+        return ratios.kept(lookup), None if value is None else value.exp()
+    first = lookup[..., :1, :]
+    kept = torch.cat([first, _forth(ratios.kept(_back(lookup)))[..., 1:, :]], -2)
+    return kept, None if value is None else F.pad(value[..., :-1, :], (0, 0, 1, 0)).exp()
+
+
+class System(NamedTuple):
+    """I + eta M, ``[...,R,C,C]``, and eta ``[...,C,R]``, R = 1 or V."""
+
+    matrix: Tensor
+    eta: Tensor
+
+
+def _system(spec: Spec, ratios: Ratios, lookup: Tensor, removed: Tensor, eta: Tensor) -> System:
+    found = _looked_up(spec, ratios, lookup, removed)
+    eye = torch.eye(found.shape[-1], dtype=found.dtype, device=found.device)
+    if ratios.value is None:
+        found = found[..., None, :, :]
+    else:
+        pairs = ratios.value.pairs.movedim(-1, -3)
+        pairs = F.pad(pairs[..., :-1, :], (0, 0, 1, 0)) if _previous(spec) else pairs
+        found = found[..., None, :, :] * pairs
+    return System(eye + eta.mT[..., None] * found, eta)
+
+
+class Solution(NamedTuple):
+    """e = Y D' + u for any incoming D: Y ``[...,R,C,K]``, u ``[...,C,V]``."""
+
+    keys: Tensor
+    constant: Tensor
+
+
+def _solve(system: System, constant: Tensor, lookup: tuple[Tensor, Tensor | None], base: Tensor | None) -> Solution:
+    """The system's answer to eta (W_0 k + constant) and to eta times the key that the incoming weights will meet."""
+    matrix, eta = system
+    key, outside = lookup
+    right = eta * (constant if base is None else constant + base)
+    rows = matrix.shape[-3]
+    lookups = (eta if outside is None else eta * outside).mT[..., None] * key[..., None, :, :]  # [...,R or V,C,K]
+    if rows == 1 and lookups.shape[-3] == 1:
+        both = torch.cat([right, lookups[..., 0, :, :]], -1)
+        answer = torch.linalg.solve_triangular(matrix[..., 0, :, :], both, upper=False, unitriangular=True)
+        return Solution(answer[..., right.shape[-1] :][..., None, :, :], answer[..., : right.shape[-1]])
+    width = right.shape[-1]
+    matrix = matrix.expand(*matrix.shape[:-3], width, -1, -1)
+    lookups = lookups.expand(*lookups.shape[:-3], width, -1, -1)
+    both = torch.cat([right.mT[..., None], lookups], -1)
+    answer = torch.linalg.solve_triangular(matrix, both, upper=False, unitriangular=True)
+    return Solution(answer[..., 1:], answer[..., 0].mT)
+
+
+def _scan(
+    spec: Spec,
+    ratios: Ratios,
+    solution: Solution,
+    removed: Tensor,
+    writes: tuple[Tensor, Tensor] | None,
+    weight: Tensor,
+    anchor: Tensor | None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Every chunk's starting weights and errors, and the weights at the end."""
+    away = weight if anchor is None else weight - anchor
+    starts, errors = [], []
+    fresh = None
+    if writes is not None:
+        late_keys, late_values = ratios.to_end(writes[1], writes[0])
+        fresh = late_values.mT @ late_keys
+    for n in range(removed.shape[2]):
+        starts.append(away)
+        keys = solution.keys[:, :, n]
+        if keys.shape[2] == 1:
+            error = keys[:, :, 0] @ away.mT + solution.constant[:, :, n]
+        else:
+            error = (keys @ away[..., None]).squeeze(-1).mT + solution.constant[:, :, n]
+        errors.append(error)
+        kept = ratios.end(n)
+        late_key, late_error = _late(ratios, removed[:, :, n], error, n)
+        away = (away if kept is None else kept * away) - late_error.mT @ late_key
+        away = away if fresh is None else away + fresh[:, :, n]
+    starts_of = torch.stack(starts, 2)
+    starts_of = starts_of if anchor is None else starts_of + anchor[:, :, None]
+    return starts_of, torch.stack(errors, 2), away if anchor is None else away + anchor
+
+
+def _late(ratios: Ratios, key: Tensor, value: Tensor, n: int) -> tuple[Tensor, Tensor]:
+    for total in (ratios.decays.scalar, ratios.decays.key):
+        key = key if total is None else key * (total[:, :, n, -1:] - total[:, :, n]).exp()
+    total = ratios.decays.value
+    return key, value if total is None else value * (total[:, :, n, -1:] - total[:, :, n]).exp()
+
+
+def _read_base(ratios: Ratios, query: Tensor, away: Tensor) -> Tensor:
+    return ratios.kept_values(ratios.kept(query) @ away.mT)

@@ -1,0 +1,369 @@
+"""The chunk form of fast weights: gradients at a chunk's start, linear inside, any memory, bias and retention.
+
+A stretch of chunks is run in two passes. The scan advances the state from chunk to chunk and does nothing else; the readout
+then recalls every token of the stretch at once, each weight's read a masked gated linear attention whose values are the
+back-propagated errors. Nothing of the size of the weights is made for a token.
+
+B batch, H heads, N chunks of a stretch, C tokens of a chunk, K key channels, V value channels, D channels of a gate
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..algorithm import Descent
+from ..bias import DotProduct
+from ..memory import Factor, Map
+from ..retention import L2, Linear, Retention
+from ..retention.base import decay
+from ..spec import Spec
+from ..types import Held, Norm, Weights
+from .common import per_head
+from .pace import Along, Pace, along, scaled, shaped
+
+
+class Tokens(NamedTuple):
+    """A stretch of tokens ``[B,H,N,C,D]``; ``valid`` ``[B,N,C]`` where some are not there."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    eta: Tensor
+    log_alpha: Tensor | None
+    log_beta: Tensor | None
+    delta: Tensor | None
+    mu: Tensor | None
+    valid: Tensor | None
+
+    def cut(self, left: int | None, right: int | None) -> Tokens:
+        """The tokens from ``left`` to ``right`` of every chunk."""
+        return Tokens(*(None if x is None else x[:, :, left:right] if x.dim() == 3 else x[:, :, :, left:right] for x in self))
+
+
+class Carry(NamedTuple):
+    """The state inside a stretch; ``moved``, ``log_decay`` and ``threshold`` are empty where every row stands at a chunk's end."""
+
+    held: tuple[Held, ...]
+    anchor: Weights
+    momentum: Weights
+    moved: Weights = ()
+    log_decay: Weights = ()
+    threshold: Weights = ()
+
+
+@dataclass(frozen=True)
+class Decayed:
+    """The map of token t's retained weights, towards + b_t (W - towards): where ``at="decayed"`` takes its gradients."""
+
+    weight: Tensor
+    towards: Tensor | None
+    pace: Pace
+    chunk: int
+
+    def _kept(self, x: Tensor, inner: bool) -> Tensor:
+        for gate in self.pace.kept:
+            x = x * gate.value[:, :, self.chunk] if (gate.axis == "in") == inner else x
+        return x
+
+    def _times(self, x: Tensor, weight: Tensor, transposed: bool) -> Tensor:
+        if self.pace.vector:
+            return x * weight[..., None, :]
+        return x @ (weight if transposed else weight.mT)
+
+    def _apply(self, x: Tensor, transposed: bool) -> Tensor:
+        away = self.weight if self.towards is None else self.weight - self.towards
+        y = self._kept(self._times(self._kept(x, not transposed), away, transposed), transposed)
+        return y if self.towards is None else y + self._times(x, self.towards, transposed)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self._apply(x, False)
+
+    def transpose(self, u: Tensor) -> Tensor:
+        return self._apply(u, True)
+
+
+@dataclass(frozen=True)
+class Read:
+    """The map of token t's weights inside a chunk, never materialised: towards + b_t (base - towards) - slope * centred G_t."""
+
+    linear: Linear
+    pace: Pace
+    factor: Factor
+    moved: Tensor | None
+    momentum: Tensor | None
+
+    def _plain(self, weight: Tensor, x: Tensor) -> Tensor:
+        return x * weight[..., None, :] if self.pace.vector else x @ weight.mT
+
+    def _kept(self, weight: Tensor, x: Tensor) -> Tensor:
+        return self.pace.keep_out(self._plain(weight, self.pace.keep_in(x)))
+
+    def _base(self, x: Tensor) -> Tensor:
+        base, decays, towards, *_ = self.linear
+        if not decays:
+            return self._plain(base, x)
+        if towards is None:
+            return self._kept(base, x)
+        return self._plain(towards, x) + self._kept(base - towards, x)
+
+    def _update(self, x: Tensor) -> Tensor:
+        """G_t x: what was carried in, what momentum adds, what the chunk's own tokens add."""
+        update = self.pace.mix(x, self.factor)
+        if self.moved is not None:
+            update = update + self._kept(self.moved, x)
+        if self.momentum is not None:
+            assert self.pace.carried is not None
+            axis, carried = self.pace.carried
+            inner = axis == "in" and not self.pace.vector
+            plain = self._plain(self.momentum, x * carried if inner else x)
+            update = update + (plain if inner else plain * carried)
+        return update
+
+    def __call__(self, x: Tensor) -> Tensor:
+        slope, centre = self.linear.slope, self.linear.centre
+        if self.pace.vector and centre:
+            ones = torch.ones_like(x)
+            update = self._update(ones)
+            update = (update - update.mean(-1, keepdim=True)) * x
+        elif centre == (-1,):
+            update = self._update(x - x.mean(-1, keepdim=True))
+        elif centre == (-2,):
+            update = self._update(x)
+            update = update - update.mean(-1, keepdim=True)
+        elif centre:
+            mean = self._update(x.mean(-1, keepdim=True).expand_as(x)).mean(-1, keepdim=True)
+            update = self._update(x) - mean
+        else:
+            update = self._update(x)
+        if slope is not None:
+            update = update * (slope if self.pace.vector else slope.flatten(-2)).unsqueeze(-2)
+        return self._base(x) - update
+
+    def transpose(self, u: Tensor) -> Tensor:
+        raise AssertionError("a read is never differentiated by the inner loop")
+
+
+def paces(spec: Spec, tokens: Tokens) -> tuple[list[Pace], list[Along], list[Along | None]]:
+    """Each weight's pace, step and threshold, for every chunk of the stretch at once."""
+    retention, valid = spec.retention, None if tokens.valid is None else tokens.valid[:, None, :, :, None]
+    algorithm, memory = spec.algorithm, spec.memory
+    assert isinstance(algorithm, Descent)
+    curvature = memory.curvature(tokens.k) if memory.linear else None
+    eta = algorithm.rate(tokens.eta, curvature)
+    split = isinstance(retention, L2) and retention.side != "value"
+    result: list[tuple[Pace, Along, Along | None]] = []
+    for side in memory.sides:
+        own = along(side, eta)
+        log = None if tokens.log_alpha is None or split else along(side, tokens.log_alpha)
+        rates = retention.rates(own.value, None if log is None else log.value)
+        step, decays = Along(own.axis, rates.step), []
+        if rates.log_decay is not None:
+            wide = own if log is None else log
+            decays.append(Along(wide.axis, rates.log_decay))
+        if split and tokens.log_alpha is not None:
+            decays.append(along("in", tokens.log_alpha))
+        if split and tokens.log_beta is not None:
+            decays.append(along("out", tokens.log_beta))
+        mu = None if tokens.mu is None else along(side, tokens.mu)
+        if valid is not None:
+            step = Along(step.axis, step.value * valid)
+            decays = [Along(gate.axis, gate.value * valid) for gate in decays]
+        threshold = None if rates.threshold is None else Along(own.axis, rates.threshold)
+        result.append((Pace(decays, mu, valid, tokens.k, side == "each"), step, threshold))
+    return [r[0] for r in result], [r[1] for r in result], [r[2] for r in result]
+
+
+def factors(spec: Spec, maps: tuple[Map, ...], k: Tensor, v: Tensor, delta: Tensor | None, norm: Norm | None) -> Any:
+    """The factors of every token's gradients at given weights."""
+    prediction, trace = spec.memory.trace(maps, k, norm)
+    return spec.memory.backprop(maps, trace, spec.bias.gradient(prediction, v, delta))
+
+
+def run(
+    spec: Spec, tokens: Tokens, norm: Norm | None, carry: Carry, closes: bool | Tensor, at_start: bool
+) -> tuple[Tensor, Carry]:
+    """A stretch of chunks: y ``[B,H,N,C,V]`` and the state after it.
+
+    ``closes`` says whether the chunks reach their end: all, none, or ``[B,N]``. ``at_start`` says that they begin at their
+    start; rows of masked tokens may begin later, with what ``carry`` holds.
+    """
+    if spec.retention.leads:
+        return _led_chunks(spec, tokens, norm, carry, closes, at_start)
+    return _linear_chunks(spec, spec.retention, tokens, norm, carry, closes)
+
+
+def _linear_chunks(
+    spec: Spec, retention: Retention, tokens: Tokens, norm: Norm | None, carry: Carry, closes: bool | Tensor
+) -> tuple[Tensor, Carry]:
+    paced, steps, thresholds = paces(spec, tokens)
+    chunks = range(tokens.k.shape[2])
+    starts, ends, errors = [], [], []
+    hebbian = spec.memory.linear and isinstance(spec.bias, DotProduct)
+    for n in chunks:
+        starts.append(carry)
+        if hebbian:
+            found = (Factor(-tokens.v[:, :, n], tokens.k[:, :, n]),)
+        else:
+            maps = _probes(spec, retention, paced, carry, n)
+            delta = None if tokens.delta is None else tokens.delta[:, :, n]
+            found = factors(spec, maps, tokens.k[:, :, n], tokens.v[:, :, n], delta, per_head(norm, 1))
+        found = tuple(scaled(f, Along(step.axis, step.value[:, :, n])) for f, step in zip(found, steps, strict=True))
+        errors.append(found)
+        closed = closes if isinstance(closes, bool) else closes[:, n]
+        carry = _advance(retention, paced, thresholds, found, carry, closed, n)
+        ends.append(carry)
+    y = _readout(spec, retention, paced, tokens, norm, starts, errors)
+    if not retention.linear_step and closes is not False:
+        last = _recall_at(spec, [end.held for end in ends], tokens.q[..., -1:, :], norm)
+        closed = torch.ones((), dtype=torch.bool) if closes is True else closes[:, None, :, None, None]
+        y = torch.cat([y[..., :-1, :], torch.where(closed.to(y.device), last, y[..., -1:, :])], -2)
+    return y, carry
+
+
+def _probes(spec: Spec, retention: Retention, paced: list[Pace], carry: Carry, n: int) -> tuple[Map, ...]:
+    """The maps at which a chunk's gradients are taken."""
+    if not (isinstance(retention, L2) and retention.at == "decayed"):
+        return spec.memory.maps(tuple(h.weight for h in carry.held))
+    maps = []
+    for i, (h, pace) in enumerate(zip(carry.held, paced, strict=True)):
+        towards = carry.anchor[i] if carry.anchor else None
+        weight = decay(h.weight, carry.log_decay[i], towards) if carry.log_decay else h.weight
+        maps.append(Decayed(weight, towards, pace, n))
+    return tuple(maps)
+
+
+def _advance(
+    retention: Retention,
+    paced: list[Pace],
+    thresholds: list[Along | None],
+    found: tuple[Factor, ...],
+    carry: Carry,
+    closes: bool | Tensor,
+    n: int,
+) -> Carry:
+    """The state after one chunk: closed by the retention's step, or with what it has accumulated so far."""
+    columns: list[tuple[Any, ...]] = []
+    for i, (h, pace, factor) in enumerate(zip(carry.held, paced, found, strict=True)):
+        log_decay, update = pace.end_decay(n), pace.end_sum(factor, n)
+        kept = None if log_decay is None else log_decay.exp()
+        threshold = _threshold(retention, pace, thresholds[i], carry.threshold[i] if carry.threshold else None, kept, n)
+        if carry.moved:
+            update = update + (carry.moved[i] if kept is None else kept * carry.moved[i])
+            log_decay = carry.log_decay[i] if log_decay is None else carry.log_decay[i] + log_decay
+        momentum = None
+        if carry.momentum:
+            update = update + pace.end_carry(carry.momentum[i], n)
+            momentum = pace.end_momentum(carry.momentum[i], factor, n)
+        columns.append((h, log_decay, update, threshold, carry.anchor[i] if carry.anchor else None, momentum))
+    momentum = tuple(column[5] for column in columns if column[5] is not None)
+    if closes is True:
+        held = tuple(retention.step(*column[:5]) for column in columns)
+        return Carry(held, carry.anchor, momentum)
+    moved = tuple(column[2] for column in columns)
+    zeros = tuple(torch.zeros_like(update[..., :1] if update.dim() == 3 else update[..., :1, :1]) for update in moved)
+    log_decay = tuple(zero if c[1] is None else c[1] for c, zero in zip(columns, zeros, strict=True))
+    threshold = tuple(zero if c[3] is None else c[3] for c, zero in zip(columns, zeros, strict=True))
+    if closes is False:
+        return Carry(carry.held, carry.anchor, momentum, moved, log_decay, threshold)
+    stepped = [retention.step(*column[:5]) for column in columns]
+
+    def chosen(yes: Tensor, no: Tensor) -> Tensor:
+        return torch.where(closes.reshape(-1, *[1] * (yes.dim() - 1)), yes, no)
+
+    held = tuple(Held(*map(chosen, new, old)) for new, old in zip(stepped, carry.held, strict=True))
+    waiting = [tuple(chosen(torch.zeros_like(x), x) for x in xs) for xs in (moved, log_decay, threshold)]
+    return Carry(held, carry.anchor, momentum, *waiting)
+
+
+def _threshold(
+    retention: Retention, pace: Pace, own: Along | None, carried: Tensor | None, kept: Tensor | None, n: int
+) -> Tensor | None:
+    """The soft threshold of a chunk so far: the decayed sum of its tokens', or the last token's."""
+    if own is None:
+        return None
+    value = own.value[:, :, n]
+    if not retention.sums_thresholds:
+        return shaped(Along(own.axis, value[:, :, -1]), pace.vector)
+    for gate in pace.kept_to_end:
+        value = value * gate.value[:, :, n]
+    total = shaped(Along(own.axis, value.sum(-2)), pace.vector)
+    if carried is None:
+        return total
+    return total + (carried if kept is None else kept * carried)
+
+
+def _readout(
+    spec: Spec,
+    retention: Retention,
+    paced: list[Pace],
+    tokens: Tokens,
+    norm: Norm | None,
+    starts: list[Carry],
+    errors: list[tuple[Factor, ...]],
+) -> Tensor:
+    """Recall every token of the stretch at once, from the state at its chunk's start."""
+    maps = []
+    for i, pace in enumerate(paced):
+        anchor = starts[0].anchor[i] if starts[0].anchor else None
+        lines = [retention.linear(start.held[i], anchor) for start in starts]
+        towards, slope = lines[0].towards, lines[0].slope
+        base = _stack([line.base for line in lines])
+        moved = None
+        if any(start.moved for start in starts):
+            late = [start.moved[i] if start.moved else torch.zeros_like(start.held[i].weight) for start in starts]
+            moved = _stack(late)
+            if lines[0].decays:
+                log = _stack([s.log_decay[i] if s.log_decay else torch.zeros_like(starts[0].log_decay[i]) for s in starts])
+                base = log.exp() * base if towards is None else decay(base, log, _stack([t.towards for t in lines]))
+        line = Linear(
+            base,
+            lines[0].decays,
+            None if towards is None else _stack([t.towards for t in lines]),
+            None if slope is None else _stack([t.slope for t in lines]),
+            lines[0].centre,
+        )
+        factor = Factor(_stack([e[i].error for e in errors]), _stack([e[i].input for e in errors]))
+        momentum = _stack([start.momentum[i] for start in starts]) if starts[0].momentum else None
+        maps.append(Read(line, pace, factor, moved, momentum))
+    return spec.memory.recall(maps, tokens.q, per_head(norm, 2))
+
+
+def _stack(each: list[Any]) -> Tensor:
+    """One tensor a chunk, as ``[B,H,N,...]``; a decay may be a scalar in one chunk and channel-wise in the next."""
+    return torch.stack(torch.broadcast_tensors(*each), 2)
+
+
+def _recall_at(spec: Spec, held: list[tuple[Held, ...]], q: Tensor, norm: Norm | None) -> Tensor:
+    """M(W; q) for queries ``[B,H,N,*,K]``, each chunk's from weights of its own."""
+    weights = tuple(_stack([h.weight for h in each]) for each in zip(*held, strict=True))
+    return spec.memory.recall(spec.memory.maps(weights), q, per_head(norm, 2))
+
+
+def _led_chunks(
+    spec: Spec, tokens: Tokens, norm: Norm | None, carry: Carry, closes: bool | Tensor, at_start: bool
+) -> tuple[Tensor, Carry]:
+    """Chunks whose first token takes the retention's step alone; after it the weights themselves move linearly."""
+    linear = L2(at="previous", anchor=spec.retention.anchored)
+    reads: list[Tensor] = []
+    for n in range(tokens.k.shape[2]):
+        one = Tokens(*(None if x is None else x[:, n : n + 1] if x.dim() == 3 else x[:, :, n : n + 1] for x in tokens))
+        each: list[Tensor] = []
+        if at_start:
+            lead, one = one.cut(None, 1), one.cut(1, None)
+            first, carry = _linear_chunks(
+                spec, spec.retention, lead, norm, carry, True if lead.valid is None else lead.valid[:, :, 0]
+            )
+            each.append(first)
+        if one.k.shape[3]:
+            ended = closes if isinstance(closes, bool) else closes[:, n : n + 1]
+            plain = tuple(Held(h.weight, h.weight) for h in carry.held)
+            anchor = tuple(a.exp() for a in carry.anchor)
+            rest, moved = _linear_chunks(spec, linear, one, norm, carry._replace(held=plain, anchor=anchor), ended)
+            carry = moved._replace(held=tuple(spec.retention.hold(h.weight) for h in moved.held), anchor=carry.anchor)
+            each.append(rest)
+        reads.append(torch.cat(each, -2))
+    return torch.cat(reads, 2), carry

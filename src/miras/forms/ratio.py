@@ -1,0 +1,105 @@
+"""Decay ratios b_t / b_i inside a chunk, computed in log space so that nothing over- or underflows, whatever alpha.
+
+A ratio never divides: pairs of tokens within a block of 16 take exp(L_t - L_i) one by one; pairs of different blocks split it
+at the later block's start, exp(L_t - L_start) exp(L_start - L_i), where both exponents are <= 0.
+
+C tokens of a chunk, D channels, S = 16 tokens of a block, N blocks
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+BLOCK = 16
+# exp(-100) is 0 next to any weight in float32, and a total erasure (log alpha = -inf) has no finite difference
+LOWEST = -100.0
+
+
+def causal(size: int, device: torch.device) -> Tensor:
+    """The lower triangle, diagonal included: which tokens a token has seen."""
+    return torch.ones(size, size, dtype=torch.bool, device=device).tril()
+
+
+def cumulative(log_decay: Tensor) -> Tensor:
+    """L_t: the sum of a chunk's log decays up to each token, ``[...,C,D]``."""
+    return log_decay.clamp_min(LOWEST).cumsum(-2)
+
+
+def scalar_ratio(total: Tensor) -> Tensor:
+    """exp(L_t - L_i) for i <= t and 0 above, ``[...,C,1] -> [...,C,C]``."""
+    seen = causal(total.shape[-2], total.device)
+    return torch.where(seen, total - total.mT, -torch.inf).exp()
+
+
+def products(factor: Tensor) -> Tensor:
+    """prod_{i < j <= t} factor_j for i <= t and 0 above, ``[...,C,D] -> [...,C,C,D]``; factors may be 0."""
+    size = factor.shape[-2]
+    seen = causal(size, factor.device)
+    later = seen & ~torch.eye(size, dtype=torch.bool, device=factor.device)
+    each = torch.where(later[..., None], factor[..., :, None, :], 1.0)
+    return torch.where(seen[..., None], each.cumprod(-3), 0.0)
+
+
+class Dense:
+    """Channel-wise pair factors that do not split, ``[...,C,C,D]``."""
+
+    def __init__(self, pairs: Tensor) -> None:
+        self.pairs = pairs
+
+    def scores(self, q: Tensor, k: Tensor) -> Tensor:
+        """sum_d q_td k_id f_tid: ``[...,C,D] -> [...,C,C]``."""
+        return torch.einsum("...td,...id,...tid->...ti", q, k, self.pairs)
+
+    def values(self, scores: Tensor, u: Tensor) -> Tensor:
+        """sum_i s_ti f_tid u_id: ``[...,C,C], [...,C,D] -> [...,C,D]``."""
+        return torch.einsum("...ti,...tid,...id->...td", scores, self.pairs, u)
+
+
+class Ratio:
+    """Channel-wise pair factors exp(L_t - L_i), i <= t, of a total ``[...,C,D]``."""
+
+    def __init__(self, total: Tensor) -> None:
+        self.size = total.shape[-2]
+        block = min(BLOCK, self.size)
+        self.fill = -self.size % block
+        # filling up with the last total keeps every exponent <= 0; the filled tokens carry no key and no value
+        filled = torch.cat([total, total[..., -1:, :].expand(*total.shape[:-2], self.fill, -1)], -2) if self.fill else total
+        self.blocks = filled.shape[-2] // block
+        split = filled.unflatten(-2, (self.blocks, block))
+        seen = causal(block, total.device)[..., None]
+        self.inside = torch.where(seen, split[..., :, None, :] - split[..., None, :, :], -torch.inf).exp()
+        if self.blocks > 1:
+            start = split[..., :-1, -1:, :]
+            self.left = (split[..., 1:, :, :] - start).exp()
+            before = torch.arange(filled.shape[-2], device=total.device) < block * torch.arange(
+                1, self.blocks, device=total.device
+            ).unsqueeze(-1)
+            self.right = torch.where(before[..., None], start - filled[..., None, :, :], -torch.inf).exp()
+
+    def _split(self, x: Tensor) -> Tensor:
+        return F.pad(x, (0, 0, 0, self.fill)).unflatten(-2, (self.blocks, -1))
+
+    def scores(self, q: Tensor, k: Tensor) -> Tensor:
+        """sum_d q_td k_id exp(L_td - L_id), i <= t: ``[...,C,D] -> [...,C,C]``."""
+        query, key = self._split(q), self._split(k)
+        near = (query[..., :, None, :] * key[..., None, :, :] * self.inside).sum(-1)
+        if self.blocks == 1:
+            return near[..., 0, : self.size, : self.size]
+        eye = torch.eye(self.blocks, dtype=q.dtype, device=q.device)[:, None, :, None]
+        near = (near[..., :, :, None, :] * eye).flatten(-2)
+        far = (query[..., 1:, :, :] * self.left) @ (key.flatten(-3, -2)[..., None, :, :] * self.right).mT
+        both = near + F.pad(far, (0, 0, 0, 0, 1, 0))
+        return both.flatten(-3, -2)[..., : self.size, : self.size]
+
+    def values(self, scores: Tensor, u: Tensor) -> Tensor:
+        """sum_{i <= t} s_ti exp(L_td - L_id) u_id, for scores that are 0 above: ``[...,C,C], [...,C,D] -> [...,C,D]``."""
+        share = F.pad(scores, (0, self.fill, 0, self.fill)).unflatten(-2, (self.blocks, -1))
+        value = self._split(u)
+        own = share.unflatten(-1, (self.blocks, -1)).diagonal(dim1=-4, dim2=-2).movedim(-1, -3)
+        near = (own[..., None] * value[..., None, :, :] * self.inside).sum(-2)
+        if self.blocks > 1:
+            far = self.left * (share[..., 1:, :, :] @ (value.flatten(-3, -2)[..., None, :, :] * self.right))
+            near = near + F.pad(far, (0, 0, 0, 0, 1, 0))
+        return near.flatten(-3, -2)[..., : self.size, :]

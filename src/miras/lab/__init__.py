@@ -1,0 +1,1 @@
+"""Small experiments with untrained memories, and the tables of the command line."""
