@@ -182,7 +182,7 @@ def test_recall_of_all_presets(capsys, tmp_path):
     shown, numbers = recall(capsys, tmp_path, "--presets", "all", "--outliers", "0,0.25,0.5")
     assert "hgrn2 is left out" in shown
     assert list(numbers["presets"]) == [name for name in NAMES if name != "hgrn2"]
-    assert {"miras", "torch", "settings", "outlier_magnitude", "tuned_at", "grid", "ages", "presets"} == set(numbers)
+    assert {"miras", "torch", "python", "settings", "outlier_magnitude", "tuned_at", "grid", "ages", "presets"} == set(numbers)
     assert numbers["tuned_at"] == 0.25 and numbers["settings"]["pairs"] == 8
     for name, found in numbers["presets"].items():
         assert Spec.from_dict(found["spec"]).name == name

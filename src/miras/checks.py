@@ -45,10 +45,8 @@ def how(spec: Spec, form: str, chunk_size: int | None, backend: str) -> int:
     """Check form, chunk size and backend; the chunk size to take."""
     require(form in ("chunk", "recurrent"), f"form is 'chunk' or 'recurrent', got {form!r}")
     require(backend in ("auto", "torch", "triton", "fla"), f"backend is 'auto', 'torch', 'triton' or 'fla', got {backend!r}")
-    require(
-        backend in ("auto", "torch"),
-        f"backend {backend!r} cannot run {spec}: this version has no kernels; use 'auto' or 'torch'",
-    )
+    known = ("auto", "torch")
+    require(backend in known, f"backend {backend!r} cannot run {spec}: this version has no kernels; use 'auto' or 'torch'")
     whole = chunk_size is None or (isinstance(chunk_size, int) and chunk_size >= 1)
     require(whole, f"chunk_size must be an integer >= 1 or None, got {chunk_size!r}")
     require(form == "chunk" or chunk_size in (None, 1), f"form='recurrent' has no chunks, got chunk_size={chunk_size}")
@@ -209,11 +207,21 @@ def state_of(spec: Spec, state: AnyState, shapes: Shapes, like: Tensor, form: st
     got = [tuple(weight.shape) for weight in held]
     require(got == wanted, f"state must hold weights of shapes {wanted} for {spec}, got {got}")
     if isinstance(state, State):
-        within = state.chunk is not None and bool(state.chunk.position.any())
-        require(not within or form == "chunk", "state stands in the middle of a chunk: go on with form='chunk'")
+        begun = state.chunk is not None and bool(state.chunk.position.any())
+        require(not begun or form == "chunk", "state stands in the middle of a chunk: go on with form='chunk'")
         remembers = isinstance(spec.algorithm, Descent) and spec.algorithm.remembers
         require(bool(state.momentum) == remembers, f"state {'lacks a' if remembers else 'has a'} momentum, unlike {spec}")
         anchored = spec.retention.anchored
         require(bool(state.anchor) == anchored, f"state {'lacks an' if anchored else 'has an'} anchor, unlike {spec}")
-    require(held[0].dtype == like.dtype, f"state is {held[0].dtype}, but q asks for {like.dtype}")
+        inside = (
+            *state.accumulated,
+            *state.anchor,
+            *state.momentum,
+            *(state.chunk.start + state.chunk.moved if state.chunk else ()),
+        )
+        shapes_inside = {tuple(x.shape) for x in inside} <= set(wanted) and len(state.accumulated) == len(wanted)
+        require(shapes_inside, f"state must hold tensors of shapes {wanted} for {spec}, got {[tuple(x.shape) for x in inside]}")
+    for x in held:
+        require(x.dtype == like.dtype, f"state is {x.dtype}, but q asks for {like.dtype}")
+        require(x.device == like.device, f"state is on {x.device}, but q is on {like.device}")
     return state

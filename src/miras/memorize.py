@@ -112,7 +112,8 @@ def packed(
 ) -> tuple[Tensor, AnyState]:
     """The sequences of a packed batch, each from its own row of the state: in buckets of rows, or one by one."""
     pairs = k.shape[1] // q.shape[1]
-    y, ends = torch.zeros_like(v[:, : q.shape[1]]), {}
+    y = torch.zeros_like(v[:, : q.shape[1]])
+    ends: dict[int, AnyState] = {}
     groups = buckets(bounds, size) if form == "chunk" else ([row] for row in range(len(bounds) - 1))
     for rows in groups:
         token, pair = positions(bounds, rows, 1, q.device), positions(bounds, rows, pairs, q.device)
@@ -149,7 +150,7 @@ class Explanation:
 REASONS = {
     "attention": "softmax attention by torch's scaled_dot_product_attention over a cache that grows",
     "newton": "the linear systems of a chunk's tokens are solved at once",
-    "delta": "the errors of a chunk follow from one triangular system (WY transform)",
+    "delta": "a chunk's errors follow from one triangular system (WY transform)",
     "hebbian": "the write does not depend on what the memory holds, so a chunk is a gated linear attention",
     "scan": "gradients are taken at each chunk's start and the weights move linearly inside it; chunk_size=1 is exact",
 }
@@ -160,7 +161,7 @@ def explain(spec: Spec, device: torch.device | str = "cpu") -> Explanation:
 
     >>> from miras import explain, presets
     >>> print(explain(presets.gated_deltanet()))
-    form chunk, backend torch, exact: the errors of a chunk follow from one triangular system (WY transform); plain PyTorch on cpu
+    form chunk, backend torch, exact: a chunk's errors follow from one triangular system (WY transform); plain PyTorch on cpu
     """
     kind = family(spec)
     where = f"plain PyTorch on {torch.device(device).type}"

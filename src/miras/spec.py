@@ -150,7 +150,9 @@ def _lines(spec: Spec) -> Iterator[tuple[str, Rule]]:
     assert isinstance(spec.algorithm, algorithms.Descent)
     error, place = spec.bias.rule(), spec.retention.probe_rule
     short = len(error.text) <= len("(-v_t)")
-    line, update = spec.algorithm.rule(spec.memory.gradient_rule(error if short else Rule("c_t", "c_t")))
+    line, update = spec.algorithm.rule(
+        spec.memory.gradient_rule(error if short else Rule("c_t", "c_t")), spec.retention.rate_rule, place
+    )
     if not short or "e_t" in update.text + (line.text if line else ""):
         yield (
             "surprise",

@@ -139,8 +139,11 @@ class Part:
         super().__init_subclass__(**kwargs)
         if Part in cls.__bases__:
             cls.known = {}
-        else:
-            cls.known[cls.__name__] = cls
+            return
+        other = cls.known.get(cls.__name__)
+        if other is not None and (other.__module__, other.__qualname__) != (cls.__module__, cls.__qualname__):
+            raise ValueError(f"a {cls.room} named {cls.__name__} exists already, in {other.__module__}: choose another name")
+        cls.known[cls.__name__] = cls
 
     def to_dict(self) -> dict[str, Any]:
         """The part as plain JSON values, its class under ``"name"``."""

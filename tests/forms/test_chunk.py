@@ -1,16 +1,17 @@
 """The chunk form: equal to the recurrent one where it is exact, to a slow loop of the same rule where it is not."""
 
 import dataclasses
+import itertools
 
 import pytest
 import torch
-from catalogue import RETENTIONS
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from inputs import cut_gates, draw, leaves, relative
 from slow_chunk import slow_chunk
 from torch.utils import _pytree as pytree
 
+from catalogue import RETENTIONS
+from inputs import cut_gates, draw, leaves, relative
 from miras import Gates, Spec, algorithm, bias, explain, memorize, memory, presets, retention
 
 EXACT = [name for name in presets.PRESETS if explain(presets.get(name)).exact]
@@ -170,7 +171,7 @@ def test_a_packed_batch_equals_the_sequences_one_by_one(spec):
     bounds = [0, 3, 4, 12, 31, 40]
     y, state = memorize(spec, q, k, v, gates, chunk_size=4, cu_seqlens=torch.tensor(bounds), **keywords)
     alone, ends = [], []
-    for a, b in zip(bounds, bounds[1:], strict=False):
+    for a, b in itertools.pairwise(bounds):
         pairs = slice(a * n, b * n)
         keys = None if k is None else k[:, pairs]
         out, end = memorize(spec, q[:, a:b], keys, v[:, pairs], cut_gates(gates, slice(a, b), pairs), chunk_size=4, **keywords)

@@ -49,10 +49,8 @@ class Descent(Algorithm, ABC):
         return None, step
 
     @abstractmethod
-    def rule(self, gradient: Rule) -> tuple[Rule | None, Rule]:
-        """A line of its own, if it needs one, and what is subtracted from the weights, as formulas."""
+    def rule(self, gradient: Rule, rate: Rule, place: Rule) -> tuple[Rule | None, Rule]:
+        """A line of its own, if it needs one, and what is subtracted from the weights, as formulas.
 
-
-def times_eta(gradient: Rule) -> Rule:
-    """eta_t times a gradient's formula."""
-    return Rule(f"eta_t {gradient.text}", rf"\eta_t {gradient.latex}")
+        Given are the gradient's formula, the name of the step, and the weights at which the surprise is measured.
+        """

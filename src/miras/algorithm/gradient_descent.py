@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..types import Gate, Rule, require
-from .base import Descent, times_eta
+from .base import Descent
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,10 +35,12 @@ class GradientDescent(Descent):
     def fixed_eta(self) -> float | None:
         return self.eta
 
-    def rule(self, gradient: Rule) -> tuple[Rule | None, Rule]:
+    def rule(self, gradient: Rule, rate: Rule, place: Rule) -> tuple[Rule | None, Rule]:
         if self.decoupled:
             return None, Rule(
-                "(W_(t-1) kappa_t)(eta_t * kappa_t)' + v_t k_t'",
-                r"(W_{t-1} \kappa_t)(\eta_t \odot \kappa_t)^\top + \mathbf{v}_t \mathbf{k}_t^\top",
+                f"({place.text} kappa_t)(eta_t * kappa_t)' + v_t k_t'",
+                rf"({place.latex} \kappa_t)(\eta_t \odot \kappa_t)^\top + \mathbf{{v}}_t \mathbf{{k}}_t^\top",
             )
-        return None, gradient if self.eta == 1 else times_eta(gradient)
+        if self.eta == 1 and rate.text == "eta_t":
+            return None, gradient
+        return None, Rule(f"{rate.text} {gradient.text}", f"{rate.latex} {gradient.latex}")

@@ -24,8 +24,8 @@ class ImplicitGD(Descent):
         assert curvature is not None
         return eta / (1 + eta * curvature)
 
-    def rule(self, gradient: Rule) -> tuple[Rule | None, Rule]:
+    def rule(self, gradient: Rule, rate: Rule, place: Rule) -> tuple[Rule | None, Rule]:
         return None, Rule(
-            f"eta_t/(1 + eta_t k_t.k_t) {gradient.text}",
-            rf"\frac{{\eta_t}}{{1 + \eta_t \mathbf{{k}}_t^\top \mathbf{{k}}_t}} {gradient.latex}",
+            f"eta_t/(1 + eta_t k_t^2) {gradient.text}",
+            rf"\frac{{\eta_t}}{{1 + \eta_t \mathbf{{k}}_t^2}} {gradient.latex}",
         )

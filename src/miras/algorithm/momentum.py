@@ -26,9 +26,9 @@ class Momentum(Descent):
         momentum = mu * momentum - step
         return momentum, -momentum
 
-    def rule(self, gradient: Rule) -> tuple[Rule | None, Rule]:
+    def rule(self, gradient: Rule, rate: Rule, place: Rule) -> tuple[Rule | None, Rule]:
         line = Rule(
-            f"S_t = mu_t S_(t-1) - eta_t {gradient.text}",
-            rf"\mathcal{{S}}_t = \mu_t \mathcal{{S}}_{{t-1}} - \eta_t {gradient.latex}",
+            f"S_t = mu_t S_(t-1) - {rate.text} {gradient.text}",
+            rf"\mathcal{{S}}_t = \mu_t \mathcal{{S}}_{{t-1}} - {rate.latex} {gradient.latex}",
         )
         return line, Rule("(-S_t)", r"(-\mathcal{S}_t)")

@@ -29,9 +29,9 @@ class MultiStep(Descent):
     def pairs(self) -> int:
         return self.n
 
-    def rule(self, gradient: Rule) -> tuple[Rule | None, Rule]:
+    def rule(self, gradient: Rule, rate: Rule, place: Rule) -> tuple[Rule | None, Rule]:
         line = Rule(
-            f"for j = 1..{self.n} (alpha_t at j = 1 alone)",
-            rf"\text{{for }} j = 1, \dots, {self.n} \text{{ (}} \alpha_t \text{{ at }} j = 1 \text{{ alone)}}",
+            f"for each of the token's {self.n} pairs (alpha_t with the first alone)",
+            rf"\text{{for each of the token's }} {self.n} \text{{ pairs (}} \alpha_t \text{{ with the first alone)}}",
         )
-        return line, Rule(f"eta_(t,j) {gradient.text}", rf"\eta_{{t,j}} {gradient.latex}")
+        return line, Rule(f"{rate.text} {gradient.text}", f"{rate.latex} {gradient.latex}")

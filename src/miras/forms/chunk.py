@@ -12,11 +12,11 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from ..algorithm import Descent, Momentum, Newton, NonParametric
+from ..algorithm import Descent, GradientDescent, ImplicitGD, Momentum, MultiStep, Newton, NonParametric
 from ..bias import L2 as L2Bias
 from ..bias import DotProduct
 from ..memory import Matrix
-from ..retention import L2, Keep
+from ..retention import L2, Keep, Retention
 from ..retention.base import decay
 from ..spec import Spec
 from ..types import AnyState, CacheState, Gates, Held, NewtonState, Norm, Progress, State, require
@@ -24,18 +24,29 @@ from .attention import attention
 from .chunk_delta import chunk_delta
 from .chunk_newton import chunk_newton
 from .chunk_scan import Carry, Tokens, run
-from .common import as_tuple
+from .common import as_tuple, split
 
 # chunks whose intermediate results are kept for the backward pass; further ones are recomputed from the state before them
 STRETCH = 16
 
 
 def family(spec: Spec) -> str:
-    """How the chunk form runs a spec: "attention", "newton", "delta" and "hebbian" are exact, "scan" is the paper's approximation."""
+    """How the chunk form runs a spec: "scan" is the paper's approximation, the other families are exact."""
     if isinstance(spec.algorithm, NonParametric):
         return "attention"
     if isinstance(spec.algorithm, Newton):
         return "newton"
+    known = (GradientDescent, ImplicitGD, Momentum, MultiStep)
+    require(
+        isinstance(spec.algorithm, known),
+        f"the chunk form runs {', '.join(kind.__name__ for kind in known)}; "
+        f"{spec.algorithm.label} moves in a way of its own: use form='recurrent'",
+    )
+    require(
+        isinstance(spec.retention, L2) or type(spec.retention).probe is Retention.probe,
+        f"{spec.retention.label} measures the surprise at a place of its own, which the chunk form does not know: "
+        "use form='recurrent'",
+    )
     quadratic = isinstance(spec.retention, Keep | L2)
     if isinstance(spec.memory, Matrix) and isinstance(spec.bias, L2Bias) and quadratic:
         return "scan" if isinstance(spec.algorithm, Momentum) else "delta"
@@ -121,8 +132,8 @@ class Flat(NamedTuple):
 
     def stretch(self, left: int, chunks: int, size: int) -> Tokens:
         """``chunks`` chunks of ``size`` tokens from ``left`` on."""
-        cut = [None if x is None else x[:, :, left : left + chunks * size].unflatten(2, (chunks, size)) for x in self]
-        return Tokens(*cut, valid=None)  # type: ignore[arg-type]
+        cut = (None if x is None else split(x[:, :, left : left + chunks * size], 2, chunks) for x in self)
+        return Tokens(*cut, None)  # type: ignore
 
 
 def _by_head(q: Tensor, k: Tensor, v: Tensor, gates: Gates, pairs: int) -> Flat:
@@ -185,7 +196,7 @@ def _uneven(
     for left in range(0, chunks, STRETCH):
         number = min(STRETCH, chunks - left)
         cut = flat.stretch(left * size, number, size)
-        there = valid[:, left * size : (left + number) * size].unflatten(1, (number, size))
+        there = split(valid[:, left * size : (left + number) * size], 1, number)
         y, carry = _stretch(spec, cut._replace(valid=there), norm, carry, there[:, :, -1], True, chunks > STRETCH)
         outputs.append(y.flatten(2, 3))
     time = torch.arange(tokens.q.shape[2], device=device)

@@ -1,14 +1,14 @@
 """The delta rule in chunks, exact: every error of a chunk from one triangular system (the WY/UT transform).
 
-With D = W - W_0 (W_0 = 0 unless anchored), the steps of a chunk are rank one, D_t = b_t D - sum_{i<=t} (b_t/b_i) e_i r_i' + writes,
+With D = W - W_0 (W_0 = 0 unless anchored), the steps of a chunk are rank one, D_t = b_t D - sum_{i<=t} (b_t/b_i) e_i r_i',
 and the error e_t of token t looks up what the earlier ones have left behind:
 
     e_t = eta_t (W_0 k_t + D (b_t k_t) - v_t - sum_{i<t} [k_t . (b_t/b_i) r_i] e_i),
 
-so (I + eta M) e = eta (lookup - v) with M strictly lower triangular. For RWKV-7 the key looked up is kappa, r = eta * kappa, the
-system's eta is 1, and the writes v_i k_i' stand on their own. ``at="previous"`` looks up with b_(t-1) for b_t.
+so (I + eta M) e = eta (lookup - v) with M strictly lower triangular. For RWKV-7 the key looked up is kappa, r = eta * kappa,
+the system's eta is 1, and the writes v_i k_i' stand on their own. ``at="previous"`` looks up with b_(t-1) for b_t.
 
-B batch, H heads, N chunks, C pairs of a chunk, K key channels, V value channels, R rows that share a system (all, or each its own)
+B batch, H heads, N chunks, C pairs of a chunk, K key channels, V value channels, R systems: one, or one for each of V rows
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from ..algorithm import Descent
 from ..retention import L2
 from ..spec import Spec
 from ..types import Gates, Held, State
-from .common import state_of
+from .common import split, state_of
 from .ratio import Dense, Ratio, cumulative, scalar_ratio
 
 
@@ -102,7 +102,7 @@ def chunk_delta(
             return None
         if valid is not None:
             x = x * valid.repeat_interleave(each, 1)[:, :, None, None]
-        return F.pad(x, (0, 0, 0, 0, 0, fill * each)).transpose(1, 2).unflatten(2, (chunks, size * each))
+        return split(F.pad(x, (0, 0, 0, 0, 0, fill * each)).transpose(1, 2), 2, chunks)
 
     def once(x: Tensor | None) -> Tensor | None:
         """A token's decay with the first of its pairs."""
@@ -124,22 +124,20 @@ def chunk_delta(
     anchor = state.anchor[0] if state.anchor else None
     if spec.decoupled:
         assert kappa is not None
+        base = None if anchor is None else kappa @ anchor.mT[:, :, None]
         system = _system(spec, ratios, kappa, eta * kappa, torch.ones_like(eta[..., :1]))
         if _previous(spec):
             constant = _forth(ratios.values(ratios.scores(_back(kappa), keys), values))
         else:
             constant = ratios.values(ratios.scores(kappa, keys).tril(-1), values)
         # the write is a second stream of pairs, of value v and key k
-        solution = _solve(
-            system, constant, _lookup_keys(spec, ratios, kappa), None if anchor is None else kappa @ anchor.mT[:, :, None]
-        )
+        solution = _solve(system, constant, _lookup_keys(spec, ratios, kappa), base)
         writes: tuple[Tensor, Tensor] | None = (values, keys)
         removed = eta * kappa
     else:
         system = _system(spec, ratios, keys, keys, eta)
-        solution = _solve(
-            system, -values, _lookup_keys(spec, ratios, keys), None if anchor is None else keys @ anchor.mT[:, :, None]
-        )
+        base = None if anchor is None else keys @ anchor.mT[:, :, None]
+        solution = _solve(system, -values, _lookup_keys(spec, ratios, keys), base)
         writes, removed = None, keys
     starts, errors, weight = _scan(spec, ratios, solution, removed, writes, state.weights, anchor)
     away = starts if anchor is None else starts - anchor[:, :, None]

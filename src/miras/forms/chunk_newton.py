@@ -11,6 +11,7 @@ from torch.utils.checkpoint import checkpoint
 
 from ..algorithm.newton import solve
 from ..types import Gates, NewtonState
+from .common import split
 from .ratio import cumulative, scalar_ratio
 
 
@@ -54,7 +55,7 @@ def _chunk(
     share = scalar_ratio(total) * eta.mT  # [B,H,C,C]: what token t keeps of pair i
     kept = total.exp()
     outer = (k[..., :, None] * k[..., None, :]).flatten(-2)
-    normal = kept[..., None] * key_key[:, :, None] + (share @ outer).unflatten(-1, (k.shape[-1], k.shape[-1]))
+    normal = kept[..., None] * key_key[:, :, None] + split(share @ outer, 3, k.shape[-1])
     normal = normal + torch.diag_embed(ridge)[:, None]
     x: Tensor = torch.linalg.solve(normal, q)
     y = kept * (x @ value_key.mT) + (x @ k.mT * share) @ v + (x * ridge[:, None]) @ anchor.mT

@@ -41,11 +41,17 @@ class Tokens(NamedTuple):
 
     def cut(self, left: int | None, right: int | None) -> Tokens:
         """The tokens from ``left`` to ``right`` of every chunk."""
-        return Tokens(*(None if x is None else x[:, :, left:right] if x.dim() == 3 else x[:, :, :, left:right] for x in self))
+        cut = (None if x is None else x[:, :, left:right] if x.dim() == 3 else x[:, :, :, left:right] for x in self)
+        return Tokens(*cut)  # type: ignore[arg-type]
+
+    def chunk(self, n: int) -> Tokens:
+        """One chunk, as a stretch of one."""
+        cut = (None if x is None else x[:, n : n + 1] if x.dim() == 3 else x[:, :, n : n + 1] for x in self)
+        return Tokens(*cut)  # type: ignore[arg-type]
 
 
 class Carry(NamedTuple):
-    """The state inside a stretch; ``moved``, ``log_decay`` and ``threshold`` are empty where every row stands at a chunk's end."""
+    """The state inside a stretch; the last three are empty where every row stands at a chunk's end."""
 
     held: tuple[Held, ...]
     anchor: Weights
@@ -201,10 +207,13 @@ def _linear_chunks(
 ) -> tuple[Tensor, Carry]:
     paced, steps, thresholds = paces(spec, tokens)
     chunks = range(tokens.k.shape[2])
-    starts, ends, errors = [], [], []
+    starts: list[Carry] = []
+    ends: list[Carry] = []
+    errors: list[tuple[Factor, ...]] = []
     hebbian = spec.memory.linear and isinstance(spec.bias, DotProduct)
     for n in chunks:
         starts.append(carry)
+        found: tuple[Factor, ...]
         if hebbian:
             found = (Factor(-tokens.v[:, :, n], tokens.k[:, :, n]),)
         else:
@@ -246,7 +255,8 @@ def _advance(
     n: int,
 ) -> Carry:
     """The state after one chunk: closed by the retention's step, or with what it has accumulated so far."""
-    columns: list[tuple[Any, ...]] = []
+    steps: list[tuple[Held, Tensor | None, Tensor, Tensor | None, Tensor | None]] = []
+    momentum: list[Tensor] = []
     for i, (h, pace, factor) in enumerate(zip(carry.held, paced, found, strict=True)):
         log_decay, update = pace.end_decay(n), pace.end_sum(factor, n)
         kept = None if log_decay is None else log_decay.exp()
@@ -254,29 +264,36 @@ def _advance(
         if carry.moved:
             update = update + (carry.moved[i] if kept is None else kept * carry.moved[i])
             log_decay = carry.log_decay[i] if log_decay is None else carry.log_decay[i] + log_decay
-        momentum = None
         if carry.momentum:
             update = update + pace.end_carry(carry.momentum[i], n)
-            momentum = pace.end_momentum(carry.momentum[i], factor, n)
-        columns.append((h, log_decay, update, threshold, carry.anchor[i] if carry.anchor else None, momentum))
-    momentum = tuple(column[5] for column in columns if column[5] is not None)
+            momentum.append(pace.end_momentum(carry.momentum[i], factor, n))
+        steps.append((h, log_decay, update, threshold, carry.anchor[i] if carry.anchor else None))
     if closes is True:
-        held = tuple(retention.step(*column[:5]) for column in columns)
-        return Carry(held, carry.anchor, momentum)
-    moved = tuple(column[2] for column in columns)
-    zeros = tuple(torch.zeros_like(update[..., :1] if update.dim() == 3 else update[..., :1, :1]) for update in moved)
-    log_decay = tuple(zero if c[1] is None else c[1] for c, zero in zip(columns, zeros, strict=True))
-    threshold = tuple(zero if c[3] is None else c[3] for c, zero in zip(columns, zeros, strict=True))
+        return Carry(tuple(retention.step(*step) for step in steps), carry.anchor, tuple(momentum))
+    open_ = Carry(carry.held, carry.anchor, tuple(momentum), *_accumulated(steps))
     if closes is False:
-        return Carry(carry.held, carry.anchor, momentum, moved, log_decay, threshold)
-    stepped = [retention.step(*column[:5]) for column in columns]
+        return open_
+    stepped = [retention.step(*step) for step in steps]
 
     def chosen(yes: Tensor, no: Tensor) -> Tensor:
+        assert isinstance(closes, Tensor)
         return torch.where(closes.reshape(-1, *[1] * (yes.dim() - 1)), yes, no)
 
     held = tuple(Held(*map(chosen, new, old)) for new, old in zip(stepped, carry.held, strict=True))
-    waiting = [tuple(chosen(torch.zeros_like(x), x) for x in xs) for xs in (moved, log_decay, threshold)]
-    return Carry(held, carry.anchor, momentum, *waiting)
+    emptied = [tuple(chosen(torch.zeros_like(x), x) for x in xs) for xs in (open_.moved, open_.log_decay, open_.threshold)]
+    return Carry(held, carry.anchor, tuple(momentum), *emptied)
+
+
+def _accumulated(
+    steps: list[tuple[Held, Tensor | None, Tensor, Tensor | None, Tensor | None]],
+) -> tuple[Weights, Weights, Weights]:
+    """What an open chunk carries on: its update, log decay and threshold, zeros where a retention has none."""
+    zeros = [torch.zeros_like(update[..., :1] if update.dim() == 3 else update[..., :1, :1]) for _, _, update, *_ in steps]
+    return (
+        tuple(update for _, _, update, *_ in steps),
+        tuple(zero if step[1] is None else step[1] for step, zero in zip(steps, zeros, strict=True)),
+        tuple(zero if step[3] is None else step[3] for step, zero in zip(steps, zeros, strict=True)),
+    )
 
 
 def _threshold(
@@ -334,7 +351,7 @@ def _readout(
 
 def _stack(each: list[Any]) -> Tensor:
     """One tensor a chunk, as ``[B,H,N,...]``; a decay may be a scalar in one chunk and channel-wise in the next."""
-    return torch.stack(torch.broadcast_tensors(*each), 2)
+    return torch.stack(torch.broadcast_tensors(*each), 2)  # type: ignore[no-untyped-call]
 
 
 def _recall_at(spec: Spec, held: list[tuple[Held, ...]], q: Tensor, norm: Norm | None) -> Tensor:
@@ -350,7 +367,7 @@ def _led_chunks(
     linear = L2(at="previous", anchor=spec.retention.anchored)
     reads: list[Tensor] = []
     for n in range(tokens.k.shape[2]):
-        one = Tokens(*(None if x is None else x[:, n : n + 1] if x.dim() == 3 else x[:, :, n : n + 1] for x in tokens))
+        one = tokens.chunk(n)
         each: list[Tensor] = []
         if at_start:
             lead, one = one.cut(None, 1), one.cut(1, None)

@@ -56,9 +56,12 @@ def stacked(states: Sequence[AnyState]) -> AnyState:
             for state in states
             if isinstance(state, CacheState)
         ]
-    together: AnyState = pytree.tree_map(
-        lambda *rows: None if rows[0] is None else torch.cat(torch.broadcast_tensors(*rows), 0), *states
-    )
+
+    def joined(*rows: Tensor | None) -> Tensor | None:
+        # a decay may be a scalar in one row and channel-wise in another
+        return None if rows[0] is None else torch.cat(torch.broadcast_tensors(*rows), 0)  # type: ignore[no-untyped-call]
+
+    together: AnyState = pytree.tree_map(joined, *states)
     return together
 
 
@@ -75,6 +78,11 @@ def state_of(held: Sequence[Held], anchor: Weights, momentum: Weights) -> State:
     """The state of what a retention keeps."""
     weights = tuple(h.weight for h in held)
     return State(weights[0] if len(weights) == 1 else weights, tuple(h.accumulated for h in held), anchor, momentum)
+
+
+def split(x: Tensor, axis: int, parts: int) -> Tensor:
+    """An axis cut into ``parts`` of equal length."""
+    return x.reshape(*x.shape[:axis], parts, x.shape[axis] // parts, *x.shape[axis:][1:])
 
 
 def as_tuple(weights: Tensor | Weights) -> Weights:

@@ -56,7 +56,7 @@ def shaped(gate: Along, vector: bool) -> Tensor:
 
 
 class Pace:
-    """The decays b_t, pair factors kappa(t,i) and carries sigma_t of one weight, ``valid`` masking tokens that are not there."""
+    """The decays b_t, pair factors kappa(t,i) and carries sigma_t of one weight; ``valid`` marks the tokens that are there."""
 
     def __init__(self, decays: list[Along], mu: Along | None, valid: Tensor | None, like: Tensor, vector: bool) -> None:
         self.vector = vector

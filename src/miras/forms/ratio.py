@@ -50,11 +50,11 @@ class Dense:
 
     def scores(self, q: Tensor, k: Tensor) -> Tensor:
         """sum_d q_td k_id f_tid: ``[...,C,D] -> [...,C,C]``."""
-        return torch.einsum("...td,...id,...tid->...ti", q, k, self.pairs)
+        return torch.einsum("...id,...tid->...ti", k, q[..., :, None, :] * self.pairs)
 
     def values(self, scores: Tensor, u: Tensor) -> Tensor:
         """sum_i s_ti f_tid u_id: ``[...,C,C], [...,C,D] -> [...,C,D]``."""
-        return torch.einsum("...ti,...tid,...id->...td", scores, self.pairs, u)
+        return torch.einsum("...tid,...id->...td", scores[..., None] * self.pairs, u)
 
 
 class Ratio:
@@ -67,19 +67,19 @@ class Ratio:
         # filling up with the last total keeps every exponent <= 0; the filled tokens carry no key and no value
         filled = torch.cat([total, total[..., -1:, :].expand(*total.shape[:-2], self.fill, -1)], -2) if self.fill else total
         self.blocks = filled.shape[-2] // block
-        split = filled.unflatten(-2, (self.blocks, block))
+        blocked = _blocks(filled, self.blocks)
         seen = causal(block, total.device)[..., None]
-        self.inside = torch.where(seen, split[..., :, None, :] - split[..., None, :, :], -torch.inf).exp()
+        self.inside = torch.where(seen, blocked[..., :, None, :] - blocked[..., None, :, :], -torch.inf).exp()
         if self.blocks > 1:
-            start = split[..., :-1, -1:, :]
-            self.left = (split[..., 1:, :, :] - start).exp()
+            start = blocked[..., :-1, -1:, :]
+            self.left = (blocked[..., 1:, :, :] - start).exp()
             before = torch.arange(filled.shape[-2], device=total.device) < block * torch.arange(
                 1, self.blocks, device=total.device
             ).unsqueeze(-1)
             self.right = torch.where(before[..., None], start - filled[..., None, :, :], -torch.inf).exp()
 
     def _split(self, x: Tensor) -> Tensor:
-        return F.pad(x, (0, 0, 0, self.fill)).unflatten(-2, (self.blocks, -1))
+        return _blocks(F.pad(x, (0, 0, 0, self.fill)), self.blocks)
 
     def scores(self, q: Tensor, k: Tensor) -> Tensor:
         """sum_d q_td k_id exp(L_td - L_id), i <= t: ``[...,C,D] -> [...,C,C]``."""
@@ -95,11 +95,16 @@ class Ratio:
 
     def values(self, scores: Tensor, u: Tensor) -> Tensor:
         """sum_{i <= t} s_ti exp(L_td - L_id) u_id, for scores that are 0 above: ``[...,C,C], [...,C,D] -> [...,C,D]``."""
-        share = F.pad(scores, (0, self.fill, 0, self.fill)).unflatten(-2, (self.blocks, -1))
+        share = _blocks(F.pad(scores, (0, self.fill, 0, self.fill)), self.blocks)
         value = self._split(u)
-        own = share.unflatten(-1, (self.blocks, -1)).diagonal(dim1=-4, dim2=-2).movedim(-1, -3)
+        own = share.reshape(*share.shape[:-1], self.blocks, -1).diagonal(dim1=-4, dim2=-2).movedim(-1, -3)
         near = (own[..., None] * value[..., None, :, :] * self.inside).sum(-2)
         if self.blocks > 1:
             far = self.left * (share[..., 1:, :, :] @ (value.flatten(-3, -2)[..., None, :, :] * self.right))
             near = near + F.pad(far, (0, 0, 0, 0, 1, 0))
         return near.flatten(-3, -2)[..., : self.size, :]
+
+
+def _blocks(x: Tensor, number: int) -> Tensor:
+    """``[...,N*S,D] -> [...,N,S,D]``."""
+    return x.reshape(*x.shape[:-2], number, -1, x.shape[-1])

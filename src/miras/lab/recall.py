@@ -7,8 +7,10 @@ S outlier shares, R rows, T pairs, H repeats (they run as heads), D channels
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -114,7 +116,24 @@ def unfit(spec: Spec) -> str:
 
 def experiment(name: str, settings: Settings) -> Outcome:
     """Tune a preset's gates at the middle outlier share on pairs of their own, then measure it on others at every share."""
-    spec, point, score = tune(presets.get(name), settings)
+    with one_thread():
+        spec, point, score = tune(presets.get(name), settings)
+        return measure(spec, point, score, settings)
+
+
+@contextlib.contextmanager
+def one_thread() -> Iterator[None]:
+    """Compute on one thread: each operation is small, and on a busy machine threads spend their time waiting for each other."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+def measure(spec: Spec, point: Point, score: float, settings: Settings) -> Outcome:
+    """Measure a spec with chosen gates at every outlier share."""
     weights = initial_weights(spec, settings.seeds, settings.dim, 2 * settings.seed)
     stream = draw(
         pairs=settings.pairs, repeats=settings.seeds, dim=settings.dim, shares=settings.outliers, seed=2 * settings.seed

@@ -8,6 +8,7 @@ import itertools
 import json
 import math
 import os
+import platform
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -68,6 +69,7 @@ def as_json(outcomes: Mapping[str, Outcome], settings: Settings) -> dict[str, An
     return {
         "miras": __version__,
         "torch": torch.__version__,
+        "python": platform.python_version(),
         "settings": dataclasses.asdict(settings),
         "outlier_magnitude": MAGNITUDE,
         "tuned_at": settings.outliers[settings.middle],

@@ -101,6 +101,11 @@ class Retention(Part, ABC):
         """Where the surprise is measured, as a formula."""
         return Rule("W_(t-1)", "W_{t-1}")
 
+    @property
+    def rate_rule(self) -> Rule:
+        """What multiplies the gradient, as a formula."""
+        return Rule("eta_t", r"\eta_t")
+
     @abstractmethod
     def rule(self, update: Rule) -> Rule:
         """The step, as a formula, given the formula of what is learned."""

@@ -60,10 +60,14 @@ class ElasticNet(Retention):
 
     def rule(self, update: Rule) -> Rule:
         return Rule(
-            f"W_t = S_gamma(lambda_t (W_(t-1) - {update.text})), lambda_t = b/(b + eta_t), gamma = eta_t lambda_t/a",
-            rf"W_t = \mathcal{{S}}_{{\eta_t \lambda_t / a}}\left(\lambda_t (W_{{t-1}} - {update.latex})\right), \quad "
-            r"\lambda_t = \tfrac{b}{b + \eta_t}",
+            f"W_t = S_(zeta_t/a)(lambda_t W_(t-1) - {update.text}), lambda_t = b/(b + eta_t), zeta_t = eta_t lambda_t",
+            rf"W_t = \mathcal{{S}}_{{\zeta_t / a}}\left(\lambda_t W_{{t-1}} - {update.latex}\right), \quad "
+            r"\lambda_t = \tfrac{b}{b + \eta_t}, \quad \zeta_t = \eta_t \lambda_t",
         )
+
+    @property
+    def rate_rule(self) -> Rule:
+        return Rule("zeta_t", r"\zeta_t")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -106,9 +106,15 @@ class L2(Retention):
         }[self.side]
         if self.schedule is not None:
             rule = Rule("gamma_h W_(t-1)", r"\gamma_h W_{t-1}")
-        if self.anchor:
-            rule = Rule(f"{rule.text} + (1 - alpha_t) W_0", rf"{rule.latex} + (1 - \alpha_t) W_0")
-        return rule
+        if not self.anchor:
+            return rule
+        kept = {
+            "value": Rule("alpha_t", r"\alpha_t"),
+            "key": Rule("alpha_t", r"\alpha_t"),
+            "outer": Rule("beta_t alpha_t'", r"\beta_t \alpha_t^\top"),
+        }[self.side]
+        kept = kept if self.schedule is None else Rule("gamma_h", r"\gamma_h")
+        return Rule(f"{rule.text} + (1 - {kept.text}) W_0", rf"{rule.latex} + (1 - {kept.latex}) W_0")
 
     @property
     def probe_rule(self) -> Rule:
