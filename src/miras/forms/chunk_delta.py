@@ -24,7 +24,7 @@ from ..retention import L2
 from ..spec import Spec
 from ..types import Gates, Held, State
 from .common import split, state_of
-from .ratio import Dense, Ratio, cumulative, scalar_ratio
+from .ratio import Dense, channel_ratio, cumulative, ratio, scalar_ratio
 
 
 class Decays(NamedTuple):
@@ -42,12 +42,8 @@ class Ratios:
         size = like.shape[-2]
         self.decays = decays
         self.whole = like.new_ones(size, size).tril() if decays.scalar is None else scalar_ratio(decays.scalar)
-        self.key = None if decays.key is None else Ratio(decays.key)
-        self.value: Dense | None = None
-        if decays.value is not None:
-            seen = torch.ones(size, size, dtype=torch.bool, device=like.device).tril()[..., None]
-            gap = decays.value[..., :, None, :] - decays.value[..., None, :, :]
-            self.value = Dense(torch.where(seen, gap, -torch.inf).exp())
+        self.key = None if decays.key is None else ratio(decays.key)
+        self.value = None if decays.value is None else Dense(channel_ratio(decays.value))
 
     def scores(self, q: Tensor, k: Tensor) -> Tensor:
         """q_t . (b_t/b_i) k_i for i <= t, the value side left out: ``[...,C,C]``."""
@@ -210,7 +206,7 @@ def _system(spec: Spec, ratios: Ratios, lookup: Tensor, removed: Tensor, eta: Te
     if ratios.value is None:
         found = found[..., None, :, :]
     else:
-        pairs = ratios.value.pairs.movedim(-1, -3)
+        pairs = ratios.value.pairs
         pairs = F.pad(pairs[..., :-1, :], (0, 0, 1, 0)) if _previous(spec) else pairs
         found = found[..., None, :, :] * pairs
     return System(eye + eta.mT[..., None] * found, eta)

@@ -23,7 +23,7 @@ from ..retention.base import decay
 from ..spec import Spec
 from ..types import Held, Norm, Weights
 from .common import per_head
-from .pace import Along, Pace, along, scaled, shaped
+from .pace import Along, Memo, Pace, along, scaled, shaped
 
 
 class Tokens(NamedTuple):
@@ -153,40 +153,38 @@ class Read:
         raise AssertionError("a read is never differentiated by the inner loop")
 
 
-def paces(spec: Spec, tokens: Tokens) -> tuple[list[Pace], list[Along], list[Along | None]]:
-    """Each weight's pace, step and threshold, for every chunk of the stretch at once."""
-    retention, valid = spec.retention, None if tokens.valid is None else tokens.valid[:, None, :, :, None]
-    algorithm, memory = spec.algorithm, spec.memory
+class Paced(NamedTuple):
+    """Each weight's pace, step and threshold, for every chunk of a stretch at once."""
+
+    paces: list[Pace]
+    steps: list[Along]
+    thresholds: list[Along | None]
+
+
+def paced(spec: Spec, tokens: Tokens) -> Paced:
+    """What the gates of a stretch mean for each weight."""
+    retention, memory, algorithm = spec.retention, spec.memory, spec.algorithm
     assert isinstance(algorithm, Descent)
-    curvature = memory.curvature(tokens.k) if memory.linear else None
-    eta = algorithm.rate(tokens.eta, curvature)
+    eta = algorithm.rate(tokens.eta, memory.curvature(tokens.k) if memory.linear else None)
+    log_alpha, log_beta, mu, valid = tokens.log_alpha, tokens.log_beta, tokens.mu, None
+    if tokens.valid is not None:
+        valid = tokens.valid[:, None, :, :, None]
+        eta = torch.where(valid, eta, 0.0)
+        log_alpha, log_beta = (None if x is None else torch.where(valid, x, 0.0) for x in (log_alpha, log_beta))
     split = isinstance(retention, L2) and retention.side != "value"
-    result: list[tuple[Pace, Along, Along | None]] = []
+    memo, result = Memo(), Paced([], [], [])
     for side in memory.sides:
         own = along(side, eta)
-        log = None if tokens.log_alpha is None or split else along(side, tokens.log_alpha)
+        log = None if log_alpha is None or split else along(side, log_alpha)
         rates = retention.rates(own.value, None if log is None else log.value)
-        step, decays = Along(own.axis, rates.step), []
-        if rates.log_decay is not None:
-            wide = own if log is None else log
-            decays.append(Along(wide.axis, rates.log_decay))
-        if split and tokens.log_alpha is not None:
-            decays.append(along("in", tokens.log_alpha))
-        if split and tokens.log_beta is not None:
-            decays.append(along("out", tokens.log_beta))
-        mu = None if tokens.mu is None else along(side, tokens.mu)
-        if valid is not None:
-            step = Along(step.axis, step.value * valid)
-            decays = [Along(gate.axis, gate.value * valid) for gate in decays]
-        threshold = None if rates.threshold is None else Along(own.axis, rates.threshold)
-        result.append((Pace(decays, mu, valid, tokens.k, side == "each"), step, threshold))
-    return [r[0] for r in result], [r[1] for r in result], [r[2] for r in result]
-
-
-def factors(spec: Spec, maps: tuple[Map, ...], k: Tensor, v: Tensor, delta: Tensor | None, norm: Norm | None) -> Any:
-    """The factors of every token's gradients at given weights."""
-    prediction, trace = spec.memory.trace(maps, k, norm)
-    return spec.memory.backprop(maps, trace, spec.bias.gradient(prediction, v, delta))
+        decays = [] if rates.log_decay is None else [Along((log or own).axis, rates.log_decay)]
+        decays += [along("in", log_alpha)] if split and log_alpha is not None else []
+        decays += [along("out", log_beta)] if split and log_beta is not None else []
+        momentum = None if mu is None else along(side, mu)
+        result.paces.append(Pace(decays, momentum, valid, tokens.k, side == "each", memo))
+        result.steps.append(Along(own.axis, rates.step))
+        result.thresholds.append(None if rates.threshold is None else Along(own.axis, rates.threshold))
+    return result
 
 
 def run(
@@ -205,40 +203,53 @@ def run(
 def _linear_chunks(
     spec: Spec, retention: Retention, tokens: Tokens, norm: Norm | None, carry: Carry, closes: bool | Tensor
 ) -> tuple[Tensor, Carry]:
-    paced, steps, thresholds = paces(spec, tokens)
-    chunks = range(tokens.k.shape[2])
+    """Chunks inside which the weights move linearly; a retention that maps them does so at each chunk's end."""
+    pace = paced(spec, tokens)
     starts: list[Carry] = []
     ends: list[Carry] = []
     errors: list[tuple[Factor, ...]] = []
-    hebbian = spec.memory.linear and isinstance(spec.bias, DotProduct)
-    for n in chunks:
+    for n in range(tokens.k.shape[2]):
         starts.append(carry)
-        found: tuple[Factor, ...]
-        if hebbian:
-            found = (Factor(-tokens.v[:, :, n], tokens.k[:, :, n]),)
-        else:
-            maps = _probes(spec, retention, paced, carry, n)
-            delta = None if tokens.delta is None else tokens.delta[:, :, n]
-            found = factors(spec, maps, tokens.k[:, :, n], tokens.v[:, :, n], delta, per_head(norm, 1))
-        found = tuple(scaled(f, Along(step.axis, step.value[:, :, n])) for f, step in zip(found, steps, strict=True))
+        found, carry = _chunk(spec, retention, pace, tokens, norm, carry, closes, n)
         errors.append(found)
-        closed = closes if isinstance(closes, bool) else closes[:, n]
-        carry = _advance(retention, paced, thresholds, found, carry, closed, n)
         ends.append(carry)
-    y = _readout(spec, retention, paced, tokens, norm, starts, errors)
+    y = _readout(spec, retention, pace, tokens, norm, starts, errors)
     if not retention.linear_step and closes is not False:
         last = _recall_at(spec, [end.held for end in ends], tokens.q[..., -1:, :], norm)
-        closed = torch.ones((), dtype=torch.bool) if closes is True else closes[:, None, :, None, None]
-        y = torch.cat([y[..., :-1, :], torch.where(closed.to(y.device), last, y[..., -1:, :])], -2)
+        last = last if closes is True else torch.where(closes[:, None, :, None, None], last, y[..., -1:, :])
+        y = torch.cat([y[..., :-1, :], last], -2)
     return y, carry
 
 
-def _probes(spec: Spec, retention: Retention, paced: list[Pace], carry: Carry, n: int) -> tuple[Map, ...]:
+def _chunk(
+    spec: Spec,
+    retention: Retention,
+    pace: Paced,
+    tokens: Tokens,
+    norm: Norm | None,
+    carry: Carry,
+    closes: bool | Tensor,
+    n: int,
+) -> tuple[tuple[Factor, ...], Carry]:
+    """One chunk of the scan: its factors, times their steps, and the state after it."""
+    k, v = tokens.k[:, :, n], tokens.v[:, :, n]
+    if spec.memory.linear and isinstance(spec.bias, DotProduct):
+        found: tuple[Factor, ...] = (Factor(-v, k),)
+    else:
+        maps = _probes(spec, retention, pace.paces, carry, n)
+        delta = None if tokens.delta is None else tokens.delta[:, :, n]
+        prediction, trace = spec.memory.trace(maps, k, per_head(norm, 1))
+        found = spec.memory.backprop(maps, trace, spec.bias.gradient(prediction, v, delta))
+    found = tuple(scaled(f, Along(step.axis, step.value[:, :, n])) for f, step in zip(found, pace.steps, strict=True))
+    return found, _advance(retention, pace, found, carry, closes if isinstance(closes, bool) else closes[:, n], n)
+
+
+def _probes(spec: Spec, retention: Retention, paces: list[Pace], carry: Carry, n: int) -> tuple[Map, ...]:
     """The maps at which a chunk's gradients are taken."""
     if not (isinstance(retention, L2) and retention.at == "decayed"):
         return spec.memory.maps(tuple(h.weight for h in carry.held))
     maps = []
-    for i, (h, pace) in enumerate(zip(carry.held, paced, strict=True)):
+    for i, (h, pace) in enumerate(zip(carry.held, paces, strict=True)):
         towards = carry.anchor[i] if carry.anchor else None
         weight = decay(h.weight, carry.log_decay[i], towards) if carry.log_decay else h.weight
         maps.append(Decayed(weight, towards, pace, n))
@@ -246,27 +257,21 @@ def _probes(spec: Spec, retention: Retention, paced: list[Pace], carry: Carry, n
 
 
 def _advance(
-    retention: Retention,
-    paced: list[Pace],
-    thresholds: list[Along | None],
-    found: tuple[Factor, ...],
-    carry: Carry,
-    closes: bool | Tensor,
-    n: int,
+    retention: Retention, pace: Paced, found: tuple[Factor, ...], carry: Carry, closes: bool | Tensor, n: int
 ) -> Carry:
     """The state after one chunk: closed by the retention's step, or with what it has accumulated so far."""
     steps: list[tuple[Held, Tensor | None, Tensor, Tensor | None, Tensor | None]] = []
     momentum: list[Tensor] = []
-    for i, (h, pace, factor) in enumerate(zip(carry.held, paced, found, strict=True)):
-        log_decay, update = pace.end_decay(n), pace.end_sum(factor, n)
+    for i, (h, own, factor) in enumerate(zip(carry.held, pace.paces, found, strict=True)):
+        log_decay, update = own.end_decay(n), own.end_sum(factor, n)
         kept = None if log_decay is None else log_decay.exp()
-        threshold = _threshold(retention, pace, thresholds[i], carry.threshold[i] if carry.threshold else None, kept, n)
+        threshold = _threshold(retention, own, pace.thresholds[i], carry.threshold[i] if carry.threshold else None, kept, n)
         if carry.moved:
             update = update + (carry.moved[i] if kept is None else kept * carry.moved[i])
             log_decay = carry.log_decay[i] if log_decay is None else carry.log_decay[i] + log_decay
         if carry.momentum:
-            update = update + pace.end_carry(carry.momentum[i], n)
-            momentum.append(pace.end_momentum(carry.momentum[i], factor, n))
+            update = update + own.end_carry(carry.momentum[i], n)
+            momentum.append(own.end_momentum(carry.momentum[i], factor, n))
         steps.append((h, log_decay, update, threshold, carry.anchor[i] if carry.anchor else None))
     if closes is True:
         return Carry(tuple(retention.step(*step) for step in steps), carry.anchor, tuple(momentum))
@@ -316,7 +321,7 @@ def _threshold(
 def _readout(
     spec: Spec,
     retention: Retention,
-    paced: list[Pace],
+    pace: Paced,
     tokens: Tokens,
     norm: Norm | None,
     starts: list[Carry],
@@ -324,7 +329,7 @@ def _readout(
 ) -> Tensor:
     """Recall every token of the stretch at once, from the state at its chunk's start."""
     maps = []
-    for i, pace in enumerate(paced):
+    for i, own in enumerate(pace.paces):
         anchor = starts[0].anchor[i] if starts[0].anchor else None
         lines = [retention.linear(start.held[i], anchor) for start in starts]
         towards, slope = lines[0].towards, lines[0].slope
@@ -345,7 +350,7 @@ def _readout(
         )
         factor = Factor(_stack([e[i].error for e in errors]), _stack([e[i].input for e in errors]))
         momentum = _stack([start.momentum[i] for start in starts]) if starts[0].momentum else None
-        maps.append(Read(line, pace, factor, moved, momentum))
+        maps.append(Read(line, own, factor, moved, momentum))
     return spec.memory.recall(maps, tokens.q, per_head(norm, 2))
 
 
@@ -365,22 +370,24 @@ def _led_chunks(
 ) -> tuple[Tensor, Carry]:
     """Chunks whose first token takes the retention's step alone; after it the weights themselves move linearly."""
     linear = L2(at="previous", anchor=spec.retention.anchored)
-    reads: list[Tensor] = []
+    lead, rest = (tokens.cut(None, 1), tokens.cut(1, None)) if at_start else (None, tokens)
+    first = None if lead is None else paced(spec, lead)
+    later = paced(spec, rest) if rest.k.shape[3] else None
+    anchor, linear_anchor = carry.anchor, tuple(a.exp() for a in carry.anchor)
+    leads: list[tuple[Held, ...]] = []
+    starts: list[Carry] = []
+    errors: list[tuple[Factor, ...]] = []
     for n in range(tokens.k.shape[2]):
-        one = tokens.chunk(n)
-        each: list[Tensor] = []
-        if at_start:
-            lead, one = one.cut(None, 1), one.cut(1, None)
-            first, carry = _linear_chunks(
-                spec, spec.retention, lead, norm, carry, True if lead.valid is None else lead.valid[:, :, 0]
-            )
-            each.append(first)
-        if one.k.shape[3]:
-            ended = closes if isinstance(closes, bool) else closes[:, n : n + 1]
-            plain = tuple(Held(h.weight, h.weight) for h in carry.held)
-            anchor = tuple(a.exp() for a in carry.anchor)
-            rest, moved = _linear_chunks(spec, linear, one, norm, carry._replace(held=plain, anchor=anchor), ended)
-            carry = moved._replace(held=tuple(spec.retention.hold(h.weight) for h in moved.held), anchor=carry.anchor)
-            each.append(rest)
-        reads.append(torch.cat(each, -2))
-    return torch.cat(reads, 2), carry
+        if lead is not None and first is not None:
+            there = True if lead.valid is None else lead.valid[:, :, 0]
+            _, carry = _chunk(spec, spec.retention, first, lead, norm, carry, there, n)
+            leads.append(carry.held)
+        if later is not None:
+            carry = carry._replace(held=tuple(Held(h.weight, h.weight) for h in carry.held), anchor=linear_anchor)
+            starts.append(carry)
+            found, carry = _chunk(spec, linear, later, rest, norm, carry, closes, n)
+            errors.append(found)
+            carry = carry._replace(held=tuple(spec.retention.hold(h.weight) for h in carry.held), anchor=anchor)
+    reads = [] if lead is None else [_recall_at(spec, leads, lead.q, norm)]
+    reads += [] if later is None else [_readout(spec, linear, later, rest, norm, starts, errors)]
+    return torch.cat(reads, -2), carry

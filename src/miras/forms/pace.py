@@ -16,15 +16,31 @@ B batch, H heads, N chunks of a stretch, C tokens of a chunk, D channels
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple
+from collections.abc import Callable
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
 from ..memory import Factor, Side
-from .ratio import Dense, Ratio, cumulative, products, scalar_ratio
+from .ratio import Blocks, Dense, Direct, channel_ratio, cumulative, products, ratio, scalar_ratio
 
 Axis = Literal["scalar", "out", "in"]
+Pairs = Blocks | Dense | Direct
+
+
+class Memo:
+    """What several weights of a memory share: their gates are the same tensors, so a result is made once for each."""
+
+    def __init__(self) -> None:
+        self.made: dict[tuple[Any, int], tuple[Tensor, Any]] = {}
+
+    def once(self, make: Callable[[Tensor], Any], x: Tensor) -> Any:
+        """``make(x)``, the one made before where x is the same tensor."""
+        key = (make, id(x))
+        if key not in self.made:
+            self.made[key] = (x, make(x))  # x is held, so that its id stays its own
+        return self.made[key][1]
 
 
 class Along(NamedTuple):
@@ -58,10 +74,13 @@ def shaped(gate: Along, vector: bool) -> Tensor:
 class Pace:
     """The decays b_t, pair factors kappa(t,i) and carries sigma_t of one weight; ``valid`` marks the tokens that are there."""
 
-    def __init__(self, decays: list[Along], mu: Along | None, valid: Tensor | None, like: Tensor, vector: bool) -> None:
+    def __init__(
+        self, decays: list[Along], mu: Along | None, valid: Tensor | None, like: Tensor, vector: bool, memo: Memo
+    ) -> None:
         self.vector = vector
         self.like = like
-        self.totals = [Along(gate.axis, cumulative(gate.value)) for gate in decays]
+        self.memo = memo
+        self.totals = [Along(gate.axis, memo.once(cumulative, gate.value)) for gate in decays]
         self.kept = [Along(total.axis, total.value.exp()) for total in self.totals]
         self.kept_to_end = [Along(t.axis, (t.value[..., -1:, :] - t.value).exp()) for t in self.totals]
         self.carried: Along | None = None
@@ -78,8 +97,8 @@ class Pace:
             if summed["scalar"]
             else self.like.new_ones(size, size).tril()
         )
-        self.out: Ratio | Dense | None = Ratio(summed["out"][0]) if summed["out"] else None
-        self.inner: Ratio | Dense | None = Ratio(summed["in"][0]) if summed["in"] else None
+        self.out: Pairs | None = self.memo.once(ratio, summed["out"][0]) if summed["out"] else None
+        self.inner: Pairs | None = self.memo.once(ratio, summed["in"][0]) if summed["in"] else None
         self.to_end = self.kept_to_end
 
     def _with_momentum(self, mu: Along, valid: Tensor | None) -> None:
@@ -91,23 +110,18 @@ class Pace:
             )
         axis: Axis = axes.pop() if axes else "scalar"
         factor = mu.value if valid is None else torch.where(valid, mu.value, 1.0)
-        seen = self.like.new_ones(self.like.shape[-2], 1) if valid is None else valid.to(factor.dtype)
+        seen = factor.new_ones(1) if valid is None else valid.to(factor.dtype).mT[..., None, :]
         total = sum((t.value for t in self.totals), torch.zeros_like(factor))
-        past = torch.where(
-            torch.ones(total.shape[-2], total.shape[-2], dtype=torch.bool, device=total.device).tril()[..., None],
-            total[..., :, None, :] - total[..., None, :, :],
-            -torch.inf,
-        ).exp()
-        past = (past * seen[..., None, :, :]).movedim(-1, -3)  # [...,D,C,C]
-        carried_on = products(factor).movedim(-1, -3)
-        pairs = (past @ carried_on).movedim(-3, -1)  # [...,C,C,D]
+        past = channel_ratio(total) * seen  # [...,D,C,C]: what is left at t of what j subtracts
+        carried_on = products(factor)
+        pairs = past @ carried_on
         grown = factor.cumprod(-2)
         self.carried = Along(axis, (past @ grown.mT[..., None]).squeeze(-1).mT)
         self.grown_end = Along(axis, grown[..., -1, :])
         self.grown_to_end = Along(axis, carried_on[..., -1, :].mT)
-        self.to_end = [Along(axis, pairs[..., -1, :, :])]
+        self.to_end = [Along(axis, pairs[..., -1, :].mT)]
         size = self.like.shape[-2]
-        self.scalar = pairs[..., 0] if axis == "scalar" else self.like.new_ones(size, size).tril()
+        self.scalar = pairs.squeeze(-3) if axis == "scalar" else self.like.new_ones(size, size).tril()
         self.out = Dense(pairs) if axis == "out" else None
         self.inner = Dense(pairs) if axis == "in" else None
 

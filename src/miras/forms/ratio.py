@@ -1,9 +1,9 @@
 """Decay ratios b_t / b_i inside a chunk, computed in log space so that nothing over- or underflows, whatever alpha.
 
-A ratio never divides: pairs of tokens within a block of 16 take exp(L_t - L_i) one by one; pairs of different blocks split it
+A ratio never divides: pairs of tokens within a block of 8 take exp(L_t - L_i) one by one; pairs of different blocks split it
 at the later block's start, exp(L_t - L_start) exp(L_start - L_i), where both exponents are <= 0.
 
-C tokens of a chunk, D channels, S = 16 tokens of a block, N blocks
+C tokens of a chunk, D channels, S = 8 tokens of a block, N blocks
 """
 
 from __future__ import annotations
@@ -12,9 +12,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-BLOCK = 16
+BLOCK = 8
 # exp(-100) is 0 next to any weight in float32, and a total erasure (log alpha = -inf) has no finite difference
 LOWEST = -100.0
+# exp(60) is far from the largest float32
+MILD = 60.0
 
 
 def causal(size: int, device: torch.device) -> Tensor:
@@ -33,32 +35,53 @@ def scalar_ratio(total: Tensor) -> Tensor:
     return torch.where(seen, total - total.mT, -torch.inf).exp()
 
 
+def channel_ratio(total: Tensor) -> Tensor:
+    """exp(L_t - L_i) for i <= t and 0 above, channel by channel: ``[...,C,D] -> [...,D,C,C]``."""
+    return scalar_ratio(total.mT[..., None])
+
+
 def products(factor: Tensor) -> Tensor:
-    """prod_{i < j <= t} factor_j for i <= t and 0 above, ``[...,C,D] -> [...,C,C,D]``; factors may be 0."""
+    """prod_{i < j <= t} factor_j for i <= t and 0 above: ``[...,C,D] -> [...,D,C,C]``; factors may be 0."""
     size = factor.shape[-2]
     seen = causal(size, factor.device)
-    later = seen & ~torch.eye(size, dtype=torch.bool, device=factor.device)
-    each = torch.where(later[..., None], factor[..., :, None, :], 1.0)
-    return torch.where(seen[..., None], each.cumprod(-3), 0.0)
+    each = torch.where(seen.tril(-1), factor.mT[..., None], 1.0)
+    return torch.where(seen, each.cumprod(-2), 0.0)
 
 
 class Dense:
-    """Channel-wise pair factors that do not split, ``[...,C,C,D]``."""
+    """Channel-wise pair factors that do not split, ``[...,D,C,C]``."""
 
     def __init__(self, pairs: Tensor) -> None:
         self.pairs = pairs
 
     def scores(self, q: Tensor, k: Tensor) -> Tensor:
-        """sum_d q_td k_id f_tid: ``[...,C,D] -> [...,C,C]``."""
-        return torch.einsum("...id,...tid->...ti", k, q[..., :, None, :] * self.pairs)
+        """sum_d q_td k_id f_dti: ``[...,C,D] -> [...,C,C]``."""
+        return (self.pairs * q.mT[..., None] * k.mT[..., None, :]).sum(-3)
 
     def values(self, scores: Tensor, u: Tensor) -> Tensor:
-        """sum_i s_ti f_tid u_id: ``[...,C,C], [...,C,D] -> [...,C,D]``."""
-        return torch.einsum("...tid,...id->...td", scores[..., None] * self.pairs, u)
+        """sum_i s_ti f_dti u_id: ``[...,C,C], [...,C,D] -> [...,C,D]``."""
+        return ((self.pairs * scores[..., None, :, :]) @ u.mT[..., None]).squeeze(-1).mT
 
 
-class Ratio:
-    """Channel-wise pair factors exp(L_t - L_i), i <= t, of a total ``[...,C,D]``."""
+class Direct:
+    """Channel-wise pair factors of decays so mild that exp(L_t - m) exp(m - L_i), m in the middle, is safe by itself."""
+
+    def __init__(self, total: Tensor) -> None:
+        middle = total[..., total.shape[-2] // 2, None, :].detach()
+        self.left, self.right = (total - middle).exp(), (middle - total).exp()
+        self.seen = causal(total.shape[-2], total.device)
+
+    def scores(self, q: Tensor, k: Tensor) -> Tensor:
+        """sum_d q_td k_id exp(L_td - L_id), i <= t: ``[...,C,D] -> [...,C,C]``."""
+        return torch.where(self.seen, (q * self.left) @ (k * self.right).mT, 0.0)
+
+    def values(self, scores: Tensor, u: Tensor) -> Tensor:
+        """sum_{i <= t} s_ti exp(L_td - L_id) u_id, for scores that are 0 above: ``[...,C,C], [...,C,D] -> [...,C,D]``."""
+        return self.left * (scores @ (u * self.right))
+
+
+class Blocks:
+    """Channel-wise pair factors exp(L_t - L_i), i <= t, of any total ``[...,C,D]``."""
 
     def __init__(self, total: Tensor) -> None:
         self.size = total.shape[-2]
@@ -103,6 +126,13 @@ class Ratio:
             far = self.left * (share[..., 1:, :, :] @ (value.flatten(-3, -2)[..., None, :, :] * self.right))
             near = near + F.pad(far, (0, 0, 0, 0, 1, 0))
         return near.flatten(-3, -2)[..., : self.size, :]
+
+
+def ratio(total: Tensor) -> Direct | Blocks:
+    """Pair factors exp(L_t - L_i) of a total ``[...,C,D]``; on a CPU, where looking is free, mild decays take a shorter way."""
+    if total.device.type == "cpu" and not torch.compiler.is_compiling() and bool((total.detach() > -MILD).all()):
+        return Direct(total)
+    return Blocks(total)
 
 
 def _blocks(x: Tensor, number: int) -> Tensor:
