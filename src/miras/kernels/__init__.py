@@ -1,0 +1,1 @@
+"""Fused Triton kernels; imported only where they are used."""

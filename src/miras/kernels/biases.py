@@ -1,0 +1,78 @@
+"""Biases as device functions, chosen by a registered name: the gradient of the loss at the prediction.
+
+A coordinate-wise bias of one's own is fused by writing its gradient as a ``@triton.jit`` function of (error, delta, p) and
+registering it under the name of its class:
+
+    @triton.jit
+    def log_cosh(error, delta, p):
+        return 2 * tl.sigmoid(2 * error) - 1
+
+    register("LogCosh", log_cosh)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import triton
+import triton.language as tl
+
+from ..bias import L2, Bias, Huber, Lp
+
+
+@triton.jit
+def l2_gradient(error, delta, p: tl.constexpr):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN201
+    """e."""
+    return error
+
+
+@triton.jit
+def huber_gradient(error, delta, p: tl.constexpr):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN201
+    """e within the threshold, delta sign(e) beyond it: a clamp."""
+    return tl.minimum(tl.maximum(error, -delta), delta)
+
+
+@triton.jit
+def smooth_sign(x):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN201
+    """tanh(10 x), by the exponential of a number <= 0."""
+    small = tl.exp(-20.0 * tl.abs(x))
+    return tl.where(x >= 0, 1.0, -1.0) * (1.0 - small) / (1.0 + small)
+
+
+@triton.jit
+def lp_gradient(error, delta, p: tl.constexpr):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN201
+    """p tanh(10 e) (e^2 + 1e-6)^((p-1)/2)."""
+    return p * smooth_sign(error) * tl.exp(0.5 * (p - 1.0) * tl.log(error * error + 1e-6))
+
+
+class Fused(NamedTuple):
+    """A bias as the kernels take it: the name of its device function, its exponent, whether it reads delta."""
+
+    name: str
+    p: float
+    reads_delta: bool
+
+
+DEVICE: dict[str, Any] = {"L2": l2_gradient, "Huber": huber_gradient, "Lp": lp_gradient}
+
+
+def register(name: str, gradient: Callable[..., Any]) -> None:
+    """Fuse a coordinate-wise bias: ``gradient`` is a ``@triton.jit`` function of (error, delta, p), ``name`` its class's."""
+    DEVICE[name] = gradient
+
+
+def fused(bias: Bias) -> Fused | str:
+    """How the kernels run a bias, or why they cannot."""
+    name = type(bias).__name__
+    if name not in DEVICE:
+        return f"bias {bias.label} has no device function: register one with miras.kernels.biases.register"
+    if isinstance(bias, Huber) and (bias.form != "coordinate" or bias.smooth):
+        return f"{bias.label} is not coordinate-wise and exact; the kernels fuse Huber(form='coordinate', smooth=False)"
+    if isinstance(bias, Lp) and (not bias.smooth or bias.sharpness != 10.0 or bias.eps != 1e-6):
+        return f"{bias.label} has other constants than the kernels' smooth form"
+    p = bias.p if isinstance(bias, Lp) else 2.0
+    fixed = isinstance(bias, Huber) and bias.delta is not None
+    if fixed:
+        return f"{bias.label} fixes delta; the kernels take it as a gate"
+    return Fused(name, p, bool(bias.gates) and not isinstance(bias, L2))
