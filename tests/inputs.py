@@ -2,6 +2,7 @@
 
 import torch
 import torch.nn.functional as F
+from torch.utils import _pytree as pytree
 
 from miras import Gates
 from miras.algorithm import Descent, NonParametric
@@ -78,3 +79,8 @@ def cut_gates(gates, tokens, pairs):
     cuts = {name: pairs if name == "eta" else tokens for name in Gates._fields if name != "ridge"}
     given = {name: gate for name, gate in gates._asdict().items() if gate is not None}
     return Gates(**{name: gate[:, cuts[name]] if name in cuts else gate for name, gate in given.items()})
+
+
+def tensors(state):
+    """Every tensor a state holds."""
+    return [x for x in pytree.tree_leaves(state) if isinstance(x, torch.Tensor)]

@@ -169,9 +169,9 @@ Made by `python experiments/combinations/run.py` from `experiments/combinations/
 
 {len(MEMORIES)} memories, {len(BIASES)} biases, {len(RETENTIONS)} retentions and {len(ALGORITHMS)} algorithms make
 {total + refused()} combinations; {refused()} have no meaning and are refused, {total} are left, {len(rows)} of them were run:
-{settings["T"]} tokens, one head of {settings["K"]} channels, float32, the recurrent form, one thread. Keys have unit norm, steps are
-uniform in [0, {settings["eta"]:g}], the decay (minus log alpha) in [0, {2 * settings["decay"]:g}], gates channel-wise wherever that
-is allowed.
+{settings["T"]} tokens, one head of {settings["K"]} channels, float32, the recurrent form, one thread. Keys have unit norm,
+steps are uniform in [0, {settings["eta"]:g}], the decay (minus log alpha) in [0, {2 * settings["decay"]:g}], gates
+channel-wise wherever that is allowed.
 **{finite} of {len(rows)} stayed finite**, outputs and the whole state. "max y" and "max W" are the largest absolute output of
 any token and the largest final weight, over the combinations of a row or as their median.
 

@@ -113,7 +113,7 @@ def test_the_proposition_with_losses_that_are_not_linear():
         z = torch.zeros(6, dtype=torch.float64)
         for _ in range(60):
             flat = lambda x: objective(x.reshape(2, 3))  # noqa: E731
-            z = z - torch.linalg.solve(torch.func.hessian(flat)(z), torch.func.grad(flat)(z))
+            z = z - torch.linalg.solve(torch.autograd.functional.hessian(flat, z), torch.func.grad(flat)(z))
         return z.reshape(2, 3)
 
     previous = newton(lambda W: h(W, 0))

@@ -9,7 +9,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from catalogue import ALGORITHMS, RETENTIONS, combinations, meaningful
-from inputs import cut_gates, draw, leaves, relative
+from inputs import cut_gates, draw, leaves, relative, tensors
 from miras import Gates, Spec, algorithm, bias, memorize, memory, presets, recall, retention
 
 
@@ -131,7 +131,7 @@ def test_segments_equal_the_whole(name, cut):
     first, middle = memorize(spec, *part(0), form="recurrent", **keywords)
     second, last = memorize(spec, *part(1), form="recurrent", norm=keywords.get("norm"), state=middle)
     assert relative(torch.cat([first, second], 1), whole) < 1e-12
-    for got, want in zip(pytree.tree_leaves(last), pytree.tree_leaves(end), strict=True):
+    for got, want in zip(tensors(last), tensors(end), strict=True):
         assert relative(got.double(), want.double()) < 1e-12
 
 
@@ -185,7 +185,7 @@ def test_every_meaningful_combination_runs(store, kept):
         with torch.no_grad():
             y, state = memorize(spec, q, k, v, gates, form="recurrent", **keywords)
         assert torch.isfinite(y).all(), spec
-        assert all(torch.isfinite(x).all() for x in pytree.tree_leaves(state)), spec
+        assert all(torch.isfinite(x).all() for x in tensors(state)), spec
 
 
 def test_most_combinations_are_meaningful():

@@ -1,13 +1,17 @@
-"""Biases as device functions, chosen by a registered name: the gradient of the loss at the prediction.
+"""Biases as device functions, chosen by a registered name: the gradient at the prediction, and that gradient's derivatives.
 
-A coordinate-wise bias of one's own is fused by writing its gradient as a ``@triton.jit`` function of (error, delta, p) and
-registering it under the name of its class:
+A coordinate-wise bias of one's own is fused by writing two ``@triton.jit`` functions of (error, delta, p), its gradient and the
+gradient's derivative, and registering them under the name of its class:
 
     @triton.jit
-    def log_cosh(error, delta, p):
+    def log_cosh(error, delta, p: tl.constexpr):
         return 2 * tl.sigmoid(2 * error) - 1
 
-    register("LogCosh", log_cosh)
+    @triton.jit
+    def log_cosh_slope(error, delta, p: tl.constexpr):
+        return 1 - log_cosh(error, delta, p) * log_cosh(error, delta, p)
+
+    register("LogCosh", log_cosh, log_cosh_slope)
 """
 
 from __future__ import annotations
@@ -28,9 +32,33 @@ def l2_gradient(error, delta, p: tl.constexpr):  # type: ignore[no-untyped-def] 
 
 
 @triton.jit
+def l2_slope(error, delta, p: tl.constexpr):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN201
+    """1."""
+    return error * 0 + 1.0
+
+
+@triton.jit
+def no_slope(error, delta, p: tl.constexpr):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN201
+    """0: a gradient that does not read delta."""
+    return error * 0
+
+
+@triton.jit
 def huber_gradient(error, delta, p: tl.constexpr):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN201
     """e within the threshold, delta sign(e) beyond it: a clamp."""
     return tl.minimum(tl.maximum(error, -delta), delta)
+
+
+@triton.jit
+def huber_slope(error, delta, p: tl.constexpr):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN201
+    """1 within the threshold, 0 beyond it."""
+    return tl.where(tl.abs(error) <= delta, 1.0, 0.0)
+
+
+@triton.jit
+def huber_delta_slope(error, delta, p: tl.constexpr):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN201
+    """0 within the threshold, sign(e) beyond it."""
+    return tl.where(tl.abs(error) <= delta, 0.0, tl.where(error >= 0, 1.0, -1.0))
 
 
 @triton.jit
@@ -46,6 +74,22 @@ def lp_gradient(error, delta, p: tl.constexpr):  # type: ignore[no-untyped-def] 
     return p * smooth_sign(error) * tl.exp(0.5 * (p - 1.0) * tl.log(error * error + 1e-6))
 
 
+@triton.jit
+def lp_slope(error, delta, p: tl.constexpr):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN201
+    """The derivative of both factors."""
+    sign, square = smooth_sign(error), error * error + 1e-6
+    power = tl.exp(0.5 * (p - 1.0) * tl.log(square))
+    return p * power * (10.0 * (1.0 - sign * sign) + (p - 1.0) * sign * error / square)
+
+
+class Device(NamedTuple):
+    """A bias on the device: its gradient, and the gradient's derivatives in the error and in delta."""
+
+    gradient: Any
+    slope: Any
+    delta_slope: Any
+
+
 class Fused(NamedTuple):
     """A bias as the kernels take it: the name of its device function, its exponent, whether it reads delta."""
 
@@ -54,12 +98,16 @@ class Fused(NamedTuple):
     reads_delta: bool
 
 
-DEVICE: dict[str, Any] = {"L2": l2_gradient, "Huber": huber_gradient, "Lp": lp_gradient}
+DEVICE = {
+    "L2": Device(l2_gradient, l2_slope, no_slope),
+    "Huber": Device(huber_gradient, huber_slope, huber_delta_slope),
+    "Lp": Device(lp_gradient, lp_slope, no_slope),
+}
 
 
-def register(name: str, gradient: Callable[..., Any]) -> None:
-    """Fuse a coordinate-wise bias: ``gradient`` is a ``@triton.jit`` function of (error, delta, p), ``name`` its class's."""
-    DEVICE[name] = gradient
+def register(name: str, gradient: Callable[..., Any], slope: Callable[..., Any], delta_slope: Callable[..., Any] = no_slope) -> None:
+    """Fuse a coordinate-wise bias under its class's name: ``@triton.jit`` functions of (error, delta, p)."""
+    DEVICE[name] = Device(gradient, slope, delta_slope)
 
 
 def fused(bias: Bias) -> Fused | str:

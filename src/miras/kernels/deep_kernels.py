@@ -6,7 +6,7 @@ starting weights; the scan writes those weights and the errors u1 for the readou
 C tokens of a chunk, D channels (DP: a power of two), E = 4 D hidden channels in blocks of EB
 """
 
-# ruff: noqa: ANN001, ANN201, ANN202
+# ruff: noqa: ANN001, ANN201
 # mypy: ignore-errors
 from __future__ import annotations
 
@@ -46,15 +46,49 @@ def standardise(x, d, D):
 
 @triton.jit
 def scan(
-    k_ptr, v_ptr, eta_ptr, log_alpha_ptr, delta_ptr,
-    w1_ptr, w2_ptr, anchor1_ptr, anchor2_ptr, gain_ptr, shift_ptr,
-    starts1_ptr, starts2_ptr, u1_ptr, tail1_ptr, tail2_ptr,
-    first_ptr, length_ptr, chunk_ptr,
-    H, D, E,
-    eta_token, eta_head, eta_d, alpha_token, alpha_head, alpha_d, delta_token, delta_head, delta_d,
-    C: tl.constexpr, DP: tl.constexpr, EB: tl.constexpr, NE: tl.constexpr,
-    BIAS: tl.constexpr, P: tl.constexpr, HAS_ALPHA: tl.constexpr, HAS_DELTA: tl.constexpr, ANCHORED: tl.constexpr,
-    DOT: tl.constexpr, PRECISION: tl.constexpr, CHUNKS: tl.constexpr,
+    k_ptr,
+    v_ptr,
+    eta_ptr,
+    log_alpha_ptr,
+    delta_ptr,
+    w1_ptr,
+    w2_ptr,
+    anchor1_ptr,
+    anchor2_ptr,
+    gain_ptr,
+    shift_ptr,
+    starts1_ptr,
+    starts2_ptr,
+    u1_ptr,
+    tail1_ptr,
+    tail2_ptr,
+    first_ptr,
+    length_ptr,
+    chunk_ptr,
+    H,
+    D,
+    E,
+    eta_token,
+    eta_head,
+    eta_d,
+    alpha_token,
+    alpha_head,
+    alpha_d,
+    delta_token,
+    delta_head,
+    delta_d,
+    C: tl.constexpr,
+    DP: tl.constexpr,
+    EB: tl.constexpr,
+    NE: tl.constexpr,
+    BIAS: tl.constexpr,
+    P: tl.constexpr,
+    HAS_ALPHA: tl.constexpr,
+    HAS_DELTA: tl.constexpr,
+    ANCHORED: tl.constexpr,
+    DOT: tl.constexpr,
+    PRECISION: tl.constexpr,
+    CHUNKS: tl.constexpr,
 ):
     """One program a sequence and head: read every chunk's keys and values, advance W1 and W2."""
     row, head = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
@@ -111,9 +145,8 @@ def scan(
             along = tl.sum(c * unit, 1) / D
             u1 = inverse[:, None] * (c - (tl.sum(c, 1) / D)[:, None] - unit * along[:, None])
             u1 = tl.where(d[None, :] < D, u1, 0.0)
-            tl.store(
-                u1_ptr + token[:, None] * token_stride + head * D + d[None, :], u1, mask=there[:, None] & (d[None, :] < D)
-            )
+            tl.store(u1_ptr + token[:, None] * token_stride + head * D + d[None, :], u1, mask=there[:, None] & (d[None, :] < D))
+            tl.store(o_ptr + token[:, None] * token_stride + head * D + d[None, :], o, mask=there[:, None] & (d[None, :] < D))
             u1_dot, late_u1, late_k = u1.to(DOT), (late * u1).to(DOT), (late * k).to(DOT)
             for i in range(NE):
                 tile = (i * EB + e)[:, None] * D + d[None, :]
@@ -170,13 +203,40 @@ def decayed_values(scores, u, total, t, DOT: tl.constexpr, PRECISION: tl.constex
 
 @triton.jit
 def readout(
-    q_ptr, k_ptr, eta_ptr, log_alpha_ptr, u1_ptr, y_ptr,
-    starts1_ptr, starts2_ptr, anchor1_ptr, anchor2_ptr, gain_ptr, shift_ptr,
-    first_ptr, length_ptr, chunk_ptr, row_ptr,
-    H, D, E,
-    eta_token, eta_head, eta_d, alpha_token, alpha_head, alpha_d,
-    C: tl.constexpr, DP: tl.constexpr, EB: tl.constexpr, NE: tl.constexpr, BLOCK: tl.constexpr,
-    HAS_ALPHA: tl.constexpr, ANCHORED: tl.constexpr, DOT: tl.constexpr, PRECISION: tl.constexpr,
+    q_ptr,
+    k_ptr,
+    eta_ptr,
+    log_alpha_ptr,
+    u1_ptr,
+    y_ptr,
+    starts1_ptr,
+    starts2_ptr,
+    anchor1_ptr,
+    anchor2_ptr,
+    gain_ptr,
+    shift_ptr,
+    first_ptr,
+    length_ptr,
+    chunk_ptr,
+    row_ptr,
+    H,
+    D,
+    E,
+    eta_token,
+    eta_head,
+    eta_d,
+    alpha_token,
+    alpha_head,
+    alpha_d,
+    C: tl.constexpr,
+    DP: tl.constexpr,
+    EB: tl.constexpr,
+    NE: tl.constexpr,
+    BLOCK: tl.constexpr,
+    HAS_ALPHA: tl.constexpr,
+    ANCHORED: tl.constexpr,
+    DOT: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):
     """One program a chunk and head: both masked gated linear attentions, then norm and residual."""
     number, head = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
@@ -228,12 +288,320 @@ def readout(
         if ANCHORED:
             o_anchor += tl.dot(z_q, a1.to(DOT), input_precision=PRECISION)
     scores1 = tl.where(seen, scores1, 0.0)
+    tl.store(scores_ptr + (number * H + head) * C * C + t[:, None] * C + t[None, :], scores1)
     if HAS_ALPHA:
         o = kept * o + o_anchor - decayed_values(scores1, eta * u1, total, t, DOT, PRECISION, C, BLOCK)
     else:
         o = o + o_anchor - tl.dot(scores1.to(DOT), (eta * u1).to(DOT), input_precision=PRECISION)
+    tl.store(o_ptr + token[:, None] * token_stride + head * D + d[None, :], o, mask=there[:, None] & (d[None, :] < D))
     gain = tl.load(gain_ptr + head * D + d, mask=d < D, other=0.0)
     shift = tl.load(shift_ptr + head * D + d, mask=d < D, other=0.0)
     unit, _ = standardise(o, d, D)
     y = q + gain[None, :] * unit + shift[None, :]
     tl.store(y_ptr + token[:, None] * token_stride + head * D + d[None, :], y, mask=there[:, None] & (d[None, :] < D))
+
+
+@triton.jit
+def gelu_curve(x):
+    """gelu''(x)."""
+    a = 1.5957691216057308
+    z1 = a * (1 + 0.134145 * x * x)
+    s = tl.sigmoid(a * (x + 0.044715 * x * x * x))
+    slope = s * (1 - s) * z1
+    return 2 * slope + x * (slope * (1 - 2 * s) * z1 + s * (1 - s) * a * 0.26829 * x)
+
+
+@triton.jit
+def norm_backprop(error, unit, inverse, d, D):
+    """(e - mean(e) - unit mean(e unit)) / std: the derivative of standardising, which is its own transpose."""
+    along = tl.sum(error * unit, 1) / D
+    out = inverse[:, None] * (error - (tl.sum(error, 1) / D)[:, None] - unit * along[:, None])
+    return tl.where(d[None, :] < D, out, 0.0)
+
+
+@triton.jit
+def transposed_values(scores, u, total, t, DOT: tl.constexpr, PRECISION: tl.constexpr, C: tl.constexpr, BLOCK: tl.constexpr):
+    """sum_{t>=i} s_ti exp(L_td - L_id) u_td: what the tokens after i return to it."""
+    out = tl.zeros_like(u)
+    for block in tl.static_range(C // BLOCK):
+        middle = tl.sum(tl.where((t == block * BLOCK + BLOCK // 2)[:, None], total, 0.0), 0)
+        own = (t >= block * BLOCK) & (t < (block + 1) * BLOCK)
+        left = tl.where(own[:, None], u * tl.exp(tl.where(own[:, None], total - middle[None, :], 0.0)), 0.0)
+        part = tl.dot(tl.trans(scores.to(DOT)), left.to(DOT), input_precision=PRECISION)
+        seen = t < (block + 1) * BLOCK
+        out += tl.where(seen[:, None], part * tl.exp(tl.where(seen[:, None], middle[None, :] - total, 0.0)), 0.0)
+    return out
+
+
+@triton.jit
+def read_backward(
+    q_ptr, k_ptr, eta_ptr, log_alpha_ptr, u1_ptr, o_ptr, scores_ptr, dy_ptr,
+    starts1_ptr, starts2_ptr, anchor1_ptr, anchor2_ptr, gain_ptr,
+    dq_ptr, dk_ptr, deta_ptr, dlog_ptr, du1_ptr, dz_ptr, du2_ptr, dw1_ptr, dw2_ptr, dgain_ptr, dshift_ptr, da1_ptr, da2_ptr,
+    first_ptr, length_ptr, chunk_ptr, row_ptr,
+    H, D, E,
+    eta_token, eta_head, eta_d, alpha_token, alpha_head, alpha_d,
+    C: tl.constexpr, DP: tl.constexpr, EB: tl.constexpr, NE: tl.constexpr, BLOCK: tl.constexpr,
+    HAS_ALPHA: tl.constexpr, ANCHORED: tl.constexpr, DOT: tl.constexpr, PRECISION: tl.constexpr,
+):
+    """One program a chunk and head: from dy to the chunk's own inputs, its errors, and its starting weights."""
+    number, head = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
+    row = tl.load(row_ptr + number)
+    first, length, chunk0 = tl.load(first_ptr + row), tl.load(length_ptr + row), tl.load(chunk_ptr + row)
+    n = number - chunk0
+    d, t, e = tl.arange(0, DP), tl.arange(0, C), tl.arange(0, EB)
+    token = first + n * C + t
+    there = n * C + t < length
+    stride = H * D
+    at = token[:, None] * stride + head * D + d[None, :]
+    inside_t = there[:, None] & (d[None, :] < D)
+    q = rows(q_ptr, token, head, d, stride, D, 1, there, D)
+    k = rows(k_ptr, token, head, d, stride, D, 1, there, D)
+    u1 = rows(u1_ptr, token, head, d, stride, D, 1, there, D)
+    eta = rows(eta_ptr, token, head, d, eta_token, eta_head, eta_d, there, D)
+    o = rows(o_ptr, token, head, d, stride, D, 1, there, D)
+    dy = rows(dy_ptr, token, head, d, stride, D, 1, there, D)
+    gain = tl.load(gain_ptr + head * D + d, mask=d < D, other=0.0)
+    unit, inverse = standardise(o, d, D)
+    part = (number * H + head) * D + d
+    tl.store(dgain_ptr + part, tl.sum(dy * unit, 0), mask=d < D)
+    tl.store(dshift_ptr + part, tl.sum(dy, 0), mask=d < D)
+    do = norm_backprop(gain[None, :] * dy, unit, inverse, d, D)
+    seen = t[:, None] >= t[None, :]
+    s1 = tl.load(scores_ptr + (number * H + head) * C * C + t[:, None] * C + t[None, :])
+    x = eta * u1
+    kept_q, kept_do = q, do
+    if HAS_ALPHA:
+        log_alpha = rows(log_alpha_ptr, token, head, d, alpha_token, alpha_head, alpha_d, there, D)
+        total = tl.cumsum(log_alpha, 0)
+        kept = tl.exp(total)
+        kept_q, kept_do = q * kept, do * kept
+        s2 = decayed_scores(q, eta * k, total, t, DOT, PRECISION, C, BLOCK)
+        ds1 = -decayed_scores(do, x, total, t, DOT, PRECISION, C, BLOCK)
+        dx = -transposed_values(s1, do, total, t, DOT, PRECISION, C, BLOCK)
+        dlog = -x * dx
+    else:
+        s2 = tl.where(seen, tl.dot(q.to(DOT), tl.trans((eta * k).to(DOT)), input_precision=PRECISION), 0.0)
+        ds1 = -tl.where(seen, tl.dot(do.to(DOT), tl.trans(x.to(DOT)), input_precision=PRECISION), 0.0)
+        dx = -tl.dot(tl.trans(s1.to(DOT)), do.to(DOT), input_precision=PRECISION)
+    key, u1_dot, late, late_do, s2_dot, ds1_dot = k.to(DOT), u1.to(DOT), kept_q.to(DOT), kept_do.to(DOT), s2.to(DOT), ds1.to(DOT)
+    dq_kept = tl.zeros([C, DP], tl.float32)
+    dq_plain = tl.zeros([C, DP], tl.float32)
+    o_kept = tl.zeros([C, DP], tl.float32)
+    ds2 = tl.zeros([C, C], tl.float32)
+    save = (number * H + head) * E * D
+    base = (row * H + head) * E * D
+    wide = (token * H + head)[:, None] * E
+    for i in range(NE):
+        hidden = i * EB + e
+        tile = hidden[:, None] * D + d[None, :]
+        inside = (hidden[:, None] < E) & (d[None, :] < D)
+        w1 = tl.load(starts1_ptr + save + tile, mask=inside, other=0.0)
+        w2 = tl.load(starts2_ptr + save + tile, mask=inside, other=0.0)
+        h_q = tl.dot(late, tl.trans(w2.to(DOT)), input_precision=PRECISION)
+        dz_q = tl.dot(late_do, tl.trans(w1.to(DOT)), input_precision=PRECISION)
+        w1_whole, w2_whole = w1, w2
+        if ANCHORED:
+            a1 = tl.load(anchor1_ptr + base + tile, mask=inside, other=0.0)
+            a2 = tl.load(anchor2_ptr + base + tile, mask=inside, other=0.0)
+            h_q += tl.dot(q.to(DOT), tl.trans(a2.to(DOT)), input_precision=PRECISION)
+            dz_q += tl.dot(do.to(DOT), tl.trans(a1.to(DOT)), input_precision=PRECISION)
+            w1_whole, w2_whole = w1 + a1, w2 + a2
+        h = tl.dot(key, tl.trans(w2_whole.to(DOT)), input_precision=PRECISION)
+        u2 = (gelu_slope(h) * tl.dot(u1_dot, tl.trans(w1_whole.to(DOT)), input_precision=PRECISION)).to(DOT)
+        z = gelu(h).to(DOT)
+        h_q -= tl.dot(s2_dot, u2, input_precision=PRECISION)
+        z_q = gelu(h_q).to(DOT)
+        dz_q += tl.dot(ds1_dot, z, input_precision=PRECISION)
+        dh_q = (gelu_slope(h_q) * dz_q).to(DOT)
+        wide_at = wide + hidden[None, :]
+        inside_e = there[:, None] & (hidden[None, :] < E)
+        dz = tl.dot(tl.trans(ds1_dot), z_q, input_precision=PRECISION)
+        tl.store(dz_ptr + wide_at, dz, mask=inside_e)
+        du2 = -tl.dot(tl.trans(s2_dot), dh_q, input_precision=PRECISION)
+        tl.store(du2_ptr + wide_at, du2, mask=inside_e)
+        dw1 = tl.dot(tl.trans(z_q), late_do, input_precision=PRECISION)
+        tl.store(dw1_ptr + save + tile, dw1, mask=inside)
+        dw2 = tl.dot(tl.trans(dh_q), late, input_precision=PRECISION)
+        tl.store(dw2_ptr + save + tile, dw2, mask=inside)
+        dq_kept += tl.dot(dh_q, w2.to(DOT), input_precision=PRECISION)
+        ds2 -= tl.dot(dh_q, tl.trans(u2), input_precision=PRECISION)
+        if HAS_ALPHA:
+            o_kept += tl.dot(z_q, w1.to(DOT), input_precision=PRECISION)
+        if ANCHORED:
+            dq_plain += tl.dot(dh_q, a2.to(DOT), input_precision=PRECISION)
+            tl.store(da1_ptr + save + tile, tl.dot(tl.trans(z_q), do.to(DOT), input_precision=PRECISION), mask=inside)
+            tl.store(da2_ptr + save + tile, tl.dot(tl.trans(dh_q), q.to(DOT), input_precision=PRECISION), mask=inside)
+    ds2 = tl.where(seen, ds2, 0.0)
+    write = eta * k
+    if HAS_ALPHA:
+        dq_kept = kept * dq_kept
+        dq_pair = decayed_values(ds2, write, total, t, DOT, PRECISION, C, BLOCK)
+        dwrite = transposed_values(ds2, q, total, t, DOT, PRECISION, C, BLOCK)
+        values = decayed_values(s1, x, total, t, DOT, PRECISION, C, BLOCK)
+        dlog += q * (dq_kept + dq_pair) - write * dwrite + do * (kept * o_kept - values)
+        tl.store(dlog_ptr + at, dlog, mask=inside_t)
+    else:
+        dq_pair = tl.dot(ds2.to(DOT), write.to(DOT), input_precision=PRECISION)
+        dwrite = tl.dot(tl.trans(ds2.to(DOT)), q.to(DOT), input_precision=PRECISION)
+    tl.store(dq_ptr + at, dy + dq_kept + dq_plain + dq_pair, mask=inside_t)
+    tl.store(dk_ptr + at, eta * dwrite, mask=inside_t)
+    tl.store(deta_ptr + at, k * dwrite + u1 * dx, mask=inside_t)
+    tl.store(du1_ptr + at, eta * dx, mask=inside_t)
+
+
+@triton.jit
+def scan_backward(
+    k_ptr, v_ptr, eta_ptr, log_alpha_ptr, delta_ptr, u1_ptr, o_ptr,
+    starts1_ptr, starts2_ptr, anchor1_ptr, anchor2_ptr, gain_ptr, shift_ptr,
+    dk_ptr, dv_ptr, deta_ptr, dlog_ptr, ddelta_ptr, du1_ptr, dz_ptr, du2_ptr, dread1_ptr, dread2_ptr,
+    dw1_ptr, dw2_ptr, da1_ptr, da2_ptr, dgain_ptr, dshift_ptr,
+    first_ptr, length_ptr, chunk_ptr,
+    H, D, E,
+    eta_token, eta_head, eta_d, alpha_token, alpha_head, alpha_d, delta_token, delta_head, delta_d,
+    C: tl.constexpr, DP: tl.constexpr, EB: tl.constexpr, NE: tl.constexpr,
+    BIAS: tl.constexpr, SLOPE: tl.constexpr, DELTA_SLOPE: tl.constexpr, P: tl.constexpr,
+    HAS_ALPHA: tl.constexpr, HAS_DELTA: tl.constexpr, ANCHORED: tl.constexpr,
+    DOT: tl.constexpr, PRECISION: tl.constexpr, CHUNKS: tl.constexpr,
+):
+    """One program a sequence and head: the state's adjoint from the last chunk to the first, through every chunk's own step.
+
+    ``dk``, ``deta`` and ``dlog`` hold what the read gave and are added to; ``dw1``, ``dw2`` come in as the outgoing state's
+    gradient and leave as the incoming one's.
+    """
+    row, head = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
+    first, length, chunk0 = tl.load(first_ptr + row), tl.load(length_ptr + row), tl.load(chunk_ptr + row)
+    d, t, e = tl.arange(0, DP), tl.arange(0, C), tl.arange(0, EB)
+    gain = tl.load(gain_ptr + head * D + d, mask=d < D, other=0.0)
+    shift = tl.load(shift_ptr + head * D + d, mask=d < D, other=0.0)
+    base = (row * H + head) * E * D
+    stride = H * D
+    chunks = (length + C - 1) // C
+    dgain = tl.zeros([DP], tl.float32)
+    dshift = tl.zeros([DP], tl.float32)
+    for back in range(CHUNKS):
+        if back < chunks:
+            n = chunks - 1 - back
+            token = first + n * C + t
+            there = n * C + t < length
+            at = token[:, None] * stride + head * D + d[None, :]
+            inside_t = there[:, None] & (d[None, :] < D)
+            k = rows(k_ptr, token, head, d, stride, D, 1, there, D)
+            u1 = rows(u1_ptr, token, head, d, stride, D, 1, there, D)
+            eta = rows(eta_ptr, token, head, d, eta_token, eta_head, eta_d, there, D)
+            late = eta
+            kept = tl.full([DP], 1.0, tl.float32)
+            if HAS_ALPHA:
+                log_alpha = rows(log_alpha_ptr, token, head, d, alpha_token, alpha_head, alpha_d, there, D)
+                end = tl.sum(log_alpha, 0)
+                left = tl.exp(end[None, :] - tl.cumsum(log_alpha, 0))
+                late = eta * left
+                kept = tl.exp(end)
+            key, u1_dot, late_u1, late_k = k.to(DOT), u1.to(DOT), (late * u1).to(DOT), (late * k).to(DOT)
+            dy1 = tl.zeros([C, DP], tl.float32)
+            dy2 = tl.zeros([C, DP], tl.float32)
+            du1 = rows(du1_ptr, token, head, d, stride, D, 1, there, D)
+            dend = tl.zeros([DP], tl.float32)
+            save = ((chunk0 + n) * H + head) * E * D
+            wide = (token * H + head)[:, None] * E
+            for i in range(NE):
+                hidden = i * EB + e
+                tile = hidden[:, None] * D + d[None, :]
+                inside = (hidden[:, None] < E) & (d[None, :] < D)
+                w1 = tl.load(starts1_ptr + save + tile, mask=inside, other=0.0).to(tl.float32)
+                w2 = tl.load(starts2_ptr + save + tile, mask=inside, other=0.0).to(tl.float32)
+                dw1 = tl.load(dw1_ptr + base + tile, mask=inside, other=0.0)
+                dw2 = tl.load(dw2_ptr + base + tile, mask=inside, other=0.0)
+                if HAS_ALPHA:
+                    dend += kept * tl.sum(w1 * dw1 + w2 * dw2, 0)
+                if ANCHORED:
+                    w1 += tl.load(anchor1_ptr + base + tile, mask=inside, other=0.0)
+                    w2 += tl.load(anchor2_ptr + base + tile, mask=inside, other=0.0)
+                h = tl.dot(key, tl.trans(w2.to(DOT)), input_precision=PRECISION)
+                slope = gelu_slope(h)
+                u2 = slope * tl.dot(u1_dot, tl.trans(w1.to(DOT)), input_precision=PRECISION)
+                du2 = tl.load(du2_ptr + wide + hidden[None, :], mask=there[:, None] & (hidden[None, :] < E), other=0.0)
+                du2 = du2.to(tl.float32) - tl.dot(late_k, tl.trans(dw2.to(DOT)), input_precision=PRECISION)
+                dy1 -= tl.dot(gelu(h).to(DOT), dw1.to(DOT), input_precision=PRECISION)
+                dy2 -= tl.dot(u2.to(DOT), dw2.to(DOT), input_precision=PRECISION)
+                du1 += tl.dot((slope * du2).to(DOT), w1.to(DOT), input_precision=PRECISION)
+            du1 += late * dy1
+            dlate = u1 * dy1 + k * dy2
+            dk = tl.load(dk_ptr + at, mask=inside_t, other=0.0) + late * dy2
+            deta = tl.load(deta_ptr + at, mask=inside_t, other=0.0)
+            if HAS_ALPHA:
+                deta += left * dlate
+                dlog = tl.load(dlog_ptr + at, mask=inside_t, other=0.0) - late * dlate
+                dend += tl.sum(late * dlate, 0)
+                # the sum over a chunk's later tokens turns dL into d log alpha; the chunk's end is every token's
+                reached = tl.sum(dlog, 0)[None, :] - tl.cumsum(dlog, 0) + dlog + dend[None, :]
+                tl.store(dlog_ptr + at, reached, mask=inside_t)
+            else:
+                deta += dlate
+            tl.store(deta_ptr + at, deta, mask=inside_t)
+            # through the surprise: u1 = (c - mean(c) - unit mean(c unit)) / std, c = gain * bias'(error)
+            o = rows(o_ptr, token, head, d, stride, D, 1, there, D)
+            v = rows(v_ptr, token, head, d, stride, D, 1, there, D)
+            unit, inverse = standardise(o, d, D)
+            error = k + gain[None, :] * unit + shift[None, :] - v
+            delta = error
+            if HAS_DELTA:
+                delta = rows(delta_ptr, token, head, d, delta_token, delta_head, delta_d, there, D)
+            pull = tl.where(inside_t, BIAS(error, delta, P), 0.0)
+            c = gain[None, :] * pull
+            dc = norm_backprop(du1, unit, inverse, d, D)
+            mean_cx, mean_gx = tl.sum(c * unit, 1) / D, tl.sum(du1 * unit, 1) / D
+            both = du1 * mean_cx[:, None] + c * mean_gx[:, None]
+            do = -(inverse * tl.sum(du1 * u1, 1) / D)[:, None] * unit
+            do -= inverse[:, None] * norm_backprop(both, unit, inverse, d, D)
+            dpull = gain[None, :] * dc
+            derror = tl.where(inside_t, SLOPE(error, delta, P) * dpull, 0.0)
+            if HAS_DELTA:
+                tl.store(ddelta_ptr + at, DELTA_SLOPE(error, delta, P) * dpull, mask=inside_t)
+            dgain += tl.sum(dc * pull + derror * unit, 0)
+            dshift += tl.sum(derror, 0)
+            do += norm_backprop(gain[None, :] * derror, unit, inverse, d, D)
+            tl.store(dv_ptr + at, -derror, mask=inside_t)
+            dk += derror
+            do_dot = tl.where(there[:, None], do, 0.0).to(DOT)
+            for i in range(NE):
+                hidden = i * EB + e
+                tile = hidden[:, None] * D + d[None, :]
+                inside = (hidden[:, None] < E) & (d[None, :] < D)
+                w1 = tl.load(starts1_ptr + save + tile, mask=inside, other=0.0).to(tl.float32)
+                w2 = tl.load(starts2_ptr + save + tile, mask=inside, other=0.0).to(tl.float32)
+                if ANCHORED:
+                    w1 += tl.load(anchor1_ptr + base + tile, mask=inside, other=0.0)
+                    w2 += tl.load(anchor2_ptr + base + tile, mask=inside, other=0.0)
+                dw1 = tl.load(dw1_ptr + base + tile, mask=inside, other=0.0)
+                dw2 = tl.load(dw2_ptr + base + tile, mask=inside, other=0.0)
+                inside_e = there[:, None] & (hidden[None, :] < E)
+                h = tl.dot(key, tl.trans(w2.to(DOT)), input_precision=PRECISION)
+                a = tl.dot(u1_dot, tl.trans(w1.to(DOT)), input_precision=PRECISION)
+                slope = gelu_slope(h)
+                du2 = tl.load(du2_ptr + wide + hidden[None, :], mask=inside_e, other=0.0).to(tl.float32)
+                du2 -= tl.dot(late_k, tl.trans(dw2.to(DOT)), input_precision=PRECISION)
+                dz = tl.load(dz_ptr + wide + hidden[None, :], mask=inside_e, other=0.0).to(tl.float32)
+                dz -= tl.dot(late_u1, tl.trans(dw1.to(DOT)), input_precision=PRECISION)
+                dz += tl.dot(do_dot, tl.trans(w1.to(DOT)), input_precision=PRECISION)
+                dh = (gelu_curve(h) * a * du2 + slope * dz).to(DOT)
+                new1 = tl.dot(tl.trans((slope * du2).to(DOT)), u1_dot, input_precision=PRECISION)
+                new1 += tl.dot(tl.trans(gelu(h).to(DOT)), do_dot, input_precision=PRECISION)
+                new2 = tl.dot(tl.trans(dh), key, input_precision=PRECISION)
+                dk += tl.dot(dh, w2.to(DOT), input_precision=PRECISION)
+                if ANCHORED:
+                    # W_t' = A_0 + kept (W - A_0): what is not kept of the adjoint goes to the anchor; reads split the same way
+                    da1 = tl.load(da1_ptr + base + tile, mask=inside, other=0.0)
+                    da2 = tl.load(da2_ptr + base + tile, mask=inside, other=0.0)
+                    read1 = tl.load(dread1_ptr + save + tile, mask=inside, other=0.0).to(tl.float32)
+                    read2 = tl.load(dread2_ptr + save + tile, mask=inside, other=0.0).to(tl.float32)
+                    tl.store(da1_ptr + base + tile, da1 + (1 - kept[None, :]) * dw1 - read1, mask=inside)
+                    tl.store(da2_ptr + base + tile, da2 + (1 - kept[None, :]) * dw2 - read2, mask=inside)
+                new1 += kept[None, :] * dw1 + tl.load(dread1_ptr + save + tile, mask=inside, other=0.0)
+                new2 += kept[None, :] * dw2 + tl.load(dread2_ptr + save + tile, mask=inside, other=0.0)
+                tl.store(dw1_ptr + base + tile, new1, mask=inside)
+                tl.store(dw2_ptr + base + tile, new2, mask=inside)
+            tl.store(dk_ptr + at, dk, mask=inside_t)
+            tl.debug_barrier()
+    tl.store(dgain_ptr + (row * H + head) * D + d, dgain, mask=d < D)
+    tl.store(dshift_ptr + (row * H + head) * D + d, dshift, mask=d < D)
