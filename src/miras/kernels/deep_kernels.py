@@ -60,6 +60,7 @@ def scan(
     starts1_ptr,
     starts2_ptr,
     u1_ptr,
+    o_ptr,
     tail1_ptr,
     tail2_ptr,
     first_ptr,
@@ -209,6 +210,8 @@ def readout(
     log_alpha_ptr,
     u1_ptr,
     y_ptr,
+    o_ptr,
+    scores_ptr,
     starts1_ptr,
     starts2_ptr,
     anchor1_ptr,
@@ -337,7 +340,7 @@ def transposed_values(scores, u, total, t, DOT: tl.constexpr, PRECISION: tl.cons
 def read_backward(
     q_ptr, k_ptr, eta_ptr, log_alpha_ptr, u1_ptr, o_ptr, scores_ptr, dy_ptr,
     starts1_ptr, starts2_ptr, anchor1_ptr, anchor2_ptr, gain_ptr,
-    dq_ptr, dk_ptr, deta_ptr, dlog_ptr, du1_ptr, dz_ptr, du2_ptr, dw1_ptr, dw2_ptr, dgain_ptr, dshift_ptr, da1_ptr, da2_ptr,
+    dq_ptr, dk_ptr, deta_ptr, dlog_ptr, du1_ptr, dz_ptr, du2_ptr, dw1_ptr, dw2_ptr, dgain_ptr, dshift_ptr, dplain1_ptr, dplain2_ptr,
     first_ptr, length_ptr, chunk_ptr, row_ptr,
     H, D, E,
     eta_token, eta_head, eta_d, alpha_token, alpha_head, alpha_d,
@@ -430,8 +433,8 @@ def read_backward(
             o_kept += tl.dot(z_q, w1.to(DOT), input_precision=PRECISION)
         if ANCHORED:
             dq_plain += tl.dot(dh_q, a2.to(DOT), input_precision=PRECISION)
-            tl.store(da1_ptr + save + tile, tl.dot(tl.trans(z_q), do.to(DOT), input_precision=PRECISION), mask=inside)
-            tl.store(da2_ptr + save + tile, tl.dot(tl.trans(dh_q), q.to(DOT), input_precision=PRECISION), mask=inside)
+            tl.store(dplain1_ptr + save + tile, tl.dot(tl.trans(z_q), do.to(DOT), input_precision=PRECISION), mask=inside)
+            tl.store(dplain2_ptr + save + tile, tl.dot(tl.trans(dh_q), q.to(DOT), input_precision=PRECISION), mask=inside)
     ds2 = tl.where(seen, ds2, 0.0)
     write = eta * k
     if HAS_ALPHA:
@@ -454,7 +457,7 @@ def read_backward(
 def scan_backward(
     k_ptr, v_ptr, eta_ptr, log_alpha_ptr, delta_ptr, u1_ptr, o_ptr,
     starts1_ptr, starts2_ptr, anchor1_ptr, anchor2_ptr, gain_ptr, shift_ptr,
-    dk_ptr, dv_ptr, deta_ptr, dlog_ptr, ddelta_ptr, du1_ptr, dz_ptr, du2_ptr, dread1_ptr, dread2_ptr,
+    dk_ptr, dv_ptr, deta_ptr, dlog_ptr, ddelta_ptr, du1_ptr, dz_ptr, du2_ptr, dread1_ptr, dread2_ptr, dplain1_ptr, dplain2_ptr,
     dw1_ptr, dw2_ptr, da1_ptr, da2_ptr, dgain_ptr, dshift_ptr,
     first_ptr, length_ptr, chunk_ptr,
     H, D, E,
@@ -595,8 +598,10 @@ def scan_backward(
                     da2 = tl.load(da2_ptr + base + tile, mask=inside, other=0.0)
                     read1 = tl.load(dread1_ptr + save + tile, mask=inside, other=0.0).to(tl.float32)
                     read2 = tl.load(dread2_ptr + save + tile, mask=inside, other=0.0).to(tl.float32)
-                    tl.store(da1_ptr + base + tile, da1 + (1 - kept[None, :]) * dw1 - read1, mask=inside)
-                    tl.store(da2_ptr + base + tile, da2 + (1 - kept[None, :]) * dw2 - read2, mask=inside)
+                    plain1 = tl.load(dplain1_ptr + save + tile, mask=inside, other=0.0).to(tl.float32)
+                    plain2 = tl.load(dplain2_ptr + save + tile, mask=inside, other=0.0).to(tl.float32)
+                    tl.store(da1_ptr + base + tile, da1 + (1 - kept[None, :]) * dw1 + plain1 - read1, mask=inside)
+                    tl.store(da2_ptr + base + tile, da2 + (1 - kept[None, :]) * dw2 + plain2 - read2, mask=inside)
                 new1 += kept[None, :] * dw1 + tl.load(dread1_ptr + save + tile, mask=inside, other=0.0)
                 new2 += kept[None, :] * dw2 + tl.load(dread2_ptr + save + tile, mask=inside, other=0.0)
                 tl.store(dw1_ptr + base + tile, new1, mask=inside)
