@@ -1,7 +1,13 @@
 """What the tests share: float64 by hand, one seed, and a random but tame input for any spec."""
 
+import os
+
 import pytest
 import torch
+
+if not torch.cuda.is_available():
+    # before anything imports Triton: its interpreter runs the kernels on the CPU
+    os.environ.setdefault("TRITON_INTERPRET", "1")
 
 torch.set_num_threads(2)
 

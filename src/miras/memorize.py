@@ -6,6 +6,7 @@ B batch, T time, H heads, K key channels, V value channels
 from __future__ import annotations
 
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import Literal
 
 import torch
@@ -19,7 +20,7 @@ from .forms.ragged import buckets, positions, unpacked, unpacked_gates
 from .forms.recurrent import read, recurrent
 from .retention import L2
 from .spec import Spec
-from .types import AnyState, Gates, Norm, Weights, require
+from .types import AnyState, Gates, Norm, State, Weights, require
 
 Form = Literal["chunk", "recurrent"]
 Backend = Literal["auto", "torch", "triton", "fla"]
@@ -56,7 +57,7 @@ def memorize(
         form: "chunk", in parallel over the tokens of a chunk, or "recurrent", one token at a time, exact for every spec.
             :func:`explain` says which specs the chunk form runs exactly.
         chunk_size: tokens of a chunk; the spec's own when not given.
-        backend: "auto" or "torch"; a backend that is named is used or refused, never replaced.
+        backend: "auto", "torch" or "triton"; a backend that is named is used or refused, never replaced.
 
     Returns:
         y ``[B,T,H,V]`` and the state after the last token (one row a packed sequence).
@@ -69,7 +70,7 @@ def memorize(
     (torch.Size([1, 10, 2, 4]), torch.Size([1, 2, 4, 4]))
     """
     require(isinstance(spec, Spec), f"spec must be a Spec (miras.presets.get(name) gives one), got {spec!r}")
-    size = checks.how(spec, form, chunk_size, backend)
+    size = checks.how(spec, form, chunk_size, backend, packed=cu_seqlens is not None)
     shapes = checks.tokens(spec, q, k, v, cu_seqlens)
     dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
     with torch.autocast(q.device.type, enabled=False):
@@ -87,9 +88,58 @@ def memorize(
             y, end = packed(*call, cu_seqlens.tolist(), form, size)
         elif form == "recurrent":
             y, end = recurrent(*call)
+        elif choose(spec, q, size, backend) == "triton":
+            y, end = fused(*call, size, q.dtype)
         else:
             y, end = chunk(*call, size)
     return y.to(v.dtype), end
+
+
+def choose(spec: Spec, q: Tensor, size: int, backend: Backend) -> Backend:
+    """The backend of a call in chunks: "triton" where it is asked for, or where a GPU can run it."""
+    if backend == "torch" or (backend == "auto" and q.device.type != "cuda"):
+        return "torch"
+    reason = kernels_refuse(spec, q.device, q.dtype, q.shape[3], size)
+    require(reason is None or backend == "auto", f"backend 'triton' cannot run {spec}: {reason}")
+    return "torch" if reason else "triton"
+
+
+def kernels_refuse(spec: Spec, device: torch.device, dtype: torch.dtype, channels: int, size: int) -> str | None:
+    """Why the fused kernels cannot run a call, or None where they can."""
+    if find_spec("triton") is None:
+        return "Triton is not installed: pip install 'miras-torch[gpu]'"
+    from .kernels.deep_op import why_not
+
+    return why_not(spec, device, dtype, channels, size)
+
+
+def fused(
+    spec: Spec, q: Tensor, k: Tensor, v: Tensor, gates: Gates, norm: Norm | None, start: AnyState, size: int, dtype: torch.dtype
+) -> tuple[Tensor, AnyState]:
+    """Whole chunks by the kernels; what is left of a begun chunk before them, and a tail after them, by plain PyTorch."""
+    from .kernels.deep_op import run
+
+    assert isinstance(start, State)
+    begun = [0] if start.chunk is None else start.chunk.position.tolist()
+    if len(set(begun)) > 1:
+        return chunk(spec, q, k, v, gates, norm, start, size)
+    head = min(-begun[0] % size, q.shape[1])
+    whole = (q.shape[1] - head) // size * size
+    outputs: list[Tensor] = []
+    state: AnyState = start
+    for left, right, kernel in ((0, head, False), (head, head + whole, True), (head + whole, q.shape[1], False)):
+        if left == right:
+            continue
+        cut = slice(left, right)
+        own = Gates(*(None if gate is None else gate[:, cut] for gate in gates))
+        if kernel:
+            assert isinstance(state, State)
+            low = [x[:, cut].to(dtype) for x in (q, k, v)]
+            y, state = run(spec, low[0], low[1], low[2], own, norm, state, size)
+        else:
+            y, state = chunk(spec, q[:, cut], k[:, cut], v[:, cut], own, norm, state, size)
+        outputs.append(y.to(v.dtype))
+    return (torch.cat(outputs, 1) if outputs else torch.zeros_like(v)), state
 
 
 def tied_key(spec: Spec, gates: Gates) -> Tensor:
@@ -163,6 +213,11 @@ def explain(spec: Spec, device: torch.device | str = "cpu") -> Explanation:
     >>> print(explain(presets.gated_deltanet()))
     form chunk, backend torch, exact: a chunk's errors follow from one triangular system (WY transform); plain PyTorch on cpu
     """
-    kind = family(spec)
-    where = f"plain PyTorch on {torch.device(device).type}"
-    return Explanation(form="chunk", backend="torch", exact=kind != "scan", reason=f"{REASONS[kind]}; {where}")
+    kind, device = family(spec), torch.device(device)
+    exact = kind != "scan"
+    refused = kernels_refuse(spec, device, torch.bfloat16, 64, spec.chunk_size) if device.type == "cuda" else None
+    if device.type == "cuda" and refused is None:
+        reason = f"{REASONS[kind]}; fused kernels for 16 to 128 channels a head in bf16, fp16 or fp32 on {device.type}"
+        return Explanation(form="chunk", backend="triton", exact=exact, reason=reason)
+    where = f"plain PyTorch on {device.type}" + ("" if refused is None else f", since {refused}")
+    return Explanation(form="chunk", backend="torch", exact=exact, reason=f"{REASONS[kind]}; {where}")

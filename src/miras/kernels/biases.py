@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
-from ..bias import L2, Bias, Huber, Lp
+from ..bias import Bias, Huber, Lp
 
 
 @triton.jit
@@ -91,11 +91,10 @@ class Device(NamedTuple):
 
 
 class Fused(NamedTuple):
-    """A bias as the kernels take it: the name of its device function, its exponent, whether it reads delta."""
+    """A bias as the kernels take it: the name of its device functions, and its exponent."""
 
     name: str
     p: float
-    reads_delta: bool
 
 
 DEVICE = {
@@ -105,7 +104,9 @@ DEVICE = {
 }
 
 
-def register(name: str, gradient: Callable[..., Any], slope: Callable[..., Any], delta_slope: Callable[..., Any] = no_slope) -> None:
+def register(
+    name: str, gradient: Callable[..., Any], slope: Callable[..., Any], delta_slope: Callable[..., Any] = no_slope
+) -> None:
     """Fuse a coordinate-wise bias under its class's name: ``@triton.jit`` functions of (error, delta, p)."""
     DEVICE[name] = Device(gradient, slope, delta_slope)
 
@@ -119,8 +120,6 @@ def fused(bias: Bias) -> Fused | str:
         return f"{bias.label} is not coordinate-wise and exact; the kernels fuse Huber(form='coordinate', smooth=False)"
     if isinstance(bias, Lp) and (not bias.smooth or bias.sharpness != 10.0 or bias.eps != 1e-6):
         return f"{bias.label} has other constants than the kernels' smooth form"
-    p = bias.p if isinstance(bias, Lp) else 2.0
-    fixed = isinstance(bias, Huber) and bias.delta is not None
-    if fixed:
+    if isinstance(bias, Huber) and bias.delta is not None:
         return f"{bias.label} fixes delta; the kernels take it as a gate"
-    return Fused(name, p, bool(bias.gates) and not isinstance(bias, L2))
+    return Fused(name, bias.p if isinstance(bias, Lp) else 2.0)

@@ -34,8 +34,8 @@ class Rows(NamedTuple):
         first = [sum(lengths[:i]) for i in range(len(lengths))]
         starts = [sum(counts[:i]) for i in range(len(counts))]
         row = [i for i, count in enumerate(counts) for _ in range(count)]
-        tensors = (torch.tensor(x, dtype=torch.int64, device=device) for x in (first, lengths, starts, row))
-        return cls(*tensors, longest=max(counts))
+        tensors = [torch.tensor(x, dtype=torch.int64, device=device) for x in (first, lengths, starts, row)]
+        return cls(tensors[0], tensors[1], tensors[2], tensors[3], max(counts))
 
 
 class Tokens(NamedTuple):
@@ -61,7 +61,7 @@ class Weights(NamedTuple):
 
 
 class Saved(NamedTuple):
-    """What the forward pass leaves for the backward one, in the tokens' dtype: chunk-start weights, errors, norm inputs, scores."""
+    """What the forward pass leaves for the backward one, in the tokens' dtype."""
 
     starts1: Tensor
     starts2: Tensor
@@ -84,11 +84,12 @@ class Result(NamedTuple):
 def forward(tokens: Tokens, weights: Weights, rows: Rows, size: int, bias: Fused) -> tuple[Result, Saved]:
     """The scan over chunks, then the readout of all of them."""
     q, k, v, eta, log_alpha, delta = tokens
-    _, heads, channels = q.shape
+    heads, channels = q.shape[1:]
     hidden, chunks = weights.w2.shape[2], rows.row.shape[0]
     state1, state2 = weights.w1.clone(), weights.w2.clone()
     starts1 = torch.empty(chunks, heads, hidden, channels, dtype=q.dtype, device=q.device)
-    saved = Saved(starts1, torch.empty_like(starts1), *(torch.empty_like(q) for _ in range(3)), _scores(q, chunks, size))
+    u1, o, o_q = (torch.empty_like(q) for _ in range(3))
+    saved = Saved(starts1, torch.empty_like(starts1), u1, o, o_q, _scores(q, chunks, size))
     y, tail1, tail2 = torch.empty_like(q), torch.empty_like(state1), torch.empty_like(state2)
     common = _options(tokens, weights, size)
     block = min(128, triton.next_power_of_2(hidden))
@@ -118,7 +119,7 @@ def backward(
 ) -> tuple[Tokens, Weights]:
     """The gradients of tokens and weights, given those of y and of the outgoing weights."""
     q, k, v, eta, log_alpha, delta = tokens
-    _, heads, channels = q.shape
+    heads, channels = q.shape[1:]
     hidden, chunks = weights.w2.shape[2], rows.row.shape[0]
     dw1, dw2 = dw1.clone(), dw2.clone()
     common = _options(tokens, weights, size)

@@ -1,0 +1,178 @@
+"""The fused 2-layer MLP memory as custom operators, and which specs it runs.
+
+R sequences, B batch, T time, H heads, D channels, E hidden channels, C tokens of a chunk
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..algorithm import GradientDescent
+from ..memory import MLP
+from ..retention import L2, Keep
+from ..spec import Spec
+from ..types import Gates, Norm, State
+from . import deep
+from .biases import Fused, fused
+from .deep import Rows, Saved, Tokens, Weights
+
+SIZES = (16, 32, 64)
+WIDEST = 128
+
+
+def why_not(spec: Spec, device: torch.device, dtype: torch.dtype, channels: int, size: int) -> str | None:
+    """Why the kernels cannot run a call, or None where they can."""
+    memory, kept, algorithm = spec.memory, spec.retention, spec.algorithm
+    if not (isinstance(memory, MLP) and memory.depth == 2):
+        return f"the kernels fuse the 2-layer MLP memory, not {memory.label}"
+    if not isinstance(algorithm, GradientDescent) or algorithm.eta is not None:
+        return f"the kernels fuse gradient descent with a gate eta, not {algorithm.label}"
+    if not (isinstance(kept, Keep) or (isinstance(kept, L2) and kept.at == "previous" and kept.schedule is None)):
+        return f"the kernels fuse Keep and L2(at='previous'), not {kept.label}"
+    bias = fused(spec.bias)
+    if isinstance(bias, str):
+        return bias
+    if size not in SIZES:
+        return f"the kernels take chunks of {', '.join(map(str, SIZES))} tokens, not {size}"
+    if channels > WIDEST or channels < 16:
+        return f"the kernels take 16 to {WIDEST} channels a head, not {channels}"
+    if dtype not in deep.DOTS:
+        return f"the kernels compute in {', '.join(str(d) for d in deep.DOTS)}, not {dtype}"
+    if device.type != "cuda" and not interpreted():
+        return f"the kernels need an NVIDIA GPU (or TRITON_INTERPRET=1), not {device.type}"
+    return None
+
+
+def interpreted() -> bool:
+    """Whether Triton's interpreter stands in for a GPU."""
+    return os.environ.get("TRITON_INTERPRET", "0") == "1"
+
+
+@torch.library.custom_op("miras::deep_forward", mutates_args=())
+def deep_forward(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    eta: Tensor,
+    log_alpha: Tensor | None,
+    delta: Tensor | None,
+    w1: Tensor,
+    w2: Tensor,
+    anchor1: Tensor | None,
+    anchor2: Tensor | None,
+    gain: Tensor,
+    shift: Tensor,
+    first: Tensor,
+    length: Tensor,
+    chunk: Tensor,
+    row: Tensor,
+    longest: int,
+    size: int,
+    bias: str,
+    p: float,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """y, the outgoing weights, the last open chunk's starting weights, and what the backward pass needs."""
+    tokens = Tokens(q, k, v, eta, log_alpha, delta)
+    weights = Weights(w1, w2, anchor1, anchor2, gain, shift)
+    result, saved = deep.forward(tokens, weights, Rows(first, length, chunk, row, longest), size, Fused(bias, p))
+    return (*result, *saved)
+
+
+@deep_forward.register_fake
+def _(q, k, v, eta, log_alpha, delta, w1, w2, anchor1, anchor2, gain, shift, first, length, chunk, row, longest, size, bias, p):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
+    starts = q.new_empty(row.shape[0], q.shape[1], w2.shape[2], q.shape[2])
+    scores = q.new_empty(row.shape[0], q.shape[1], size, size)
+    states = (torch.empty_like(w1), torch.empty_like(w2), torch.empty_like(w1), torch.empty_like(w2))
+    return (torch.empty_like(q), *states, starts, torch.empty_like(starts), *(torch.empty_like(q) for _ in range(3)), scores)
+
+
+@torch.library.custom_op("miras::deep_backward", mutates_args=())
+def deep_backward(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    eta: Tensor,
+    log_alpha: Tensor | None,
+    delta: Tensor | None,
+    w1: Tensor,
+    w2: Tensor,
+    anchor1: Tensor | None,
+    anchor2: Tensor | None,
+    gain: Tensor,
+    shift: Tensor,
+    first: Tensor,
+    length: Tensor,
+    chunk: Tensor,
+    row: Tensor,
+    saved: list[Tensor],
+    dy: Tensor,
+    dw1: Tensor,
+    dw2: Tensor,
+    longest: int,
+    size: int,
+    bias: str,
+    p: float,
+) -> list[Tensor]:
+    """The gradients of all that can have one, in the order of ``deep_forward``; empty where an argument was None."""
+    tokens = Tokens(q, k, v, eta, log_alpha, delta)
+    weights = Weights(w1, w2, anchor1, anchor2, gain, shift)
+    rows = Rows(first, length, chunk, row, longest)
+    dtokens, dweights = deep.backward(tokens, weights, rows, size, Fused(bias, p), Saved(*saved), dy, dw1, dw2)
+    pairs = zip((*dtokens, *dweights), (*tokens, *weights), strict=True)
+    return [q.new_empty(0) if d is None or x is None else d.to(x.dtype) for d, x in pairs]
+
+
+@deep_backward.register_fake
+def _(q, k, v, eta, log_alpha, delta, w1, w2, anchor1, anchor2, gain, shift, *rest):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN002, ANN202
+    given = (q, k, v, eta, log_alpha, delta, w1, w2, anchor1, anchor2, gain, shift)
+    return [q.new_empty(0) if x is None else torch.empty_like(x) for x in given]
+
+
+def _remember(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    *tensors, ctx.longest, ctx.size, ctx.bias, ctx.p = inputs
+    ctx.save_for_backward(*tensors, *output[5:])
+    ctx.set_materialize_grads(True)
+
+
+def _backward(ctx: Any, dy: Tensor, dw1: Tensor, dw2: Tensor, *unused: Tensor) -> tuple[Tensor | None, ...]:
+    tensors, saved = ctx.saved_tensors[:16], ctx.saved_tensors[16:]
+    grads = deep_backward(
+        *tensors, list(saved), dy.contiguous(), dw1.contiguous(), dw2.contiguous(), ctx.longest, ctx.size, ctx.bias, ctx.p
+    )
+    own = [None if x is None else grad for x, grad in zip(tensors[:12], grads, strict=True)]
+    return (*own, *[None] * 8)
+
+
+deep_forward.register_autograd(_backward, setup_context=_remember)
+
+
+def run(
+    spec: Spec,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    gates: Gates,
+    norm: Norm | None,
+    state: State,
+    size: int,
+) -> tuple[Tensor, State]:
+    """Whole chunks by the kernels: tokens ``[B,T,H,D]`` in the dtype of the products, T a multiple of ``size``."""
+    batch, time, heads, channels = q.shape
+    bias = fused(spec.bias)
+    assert isinstance(bias, Fused) and gates.eta is not None and isinstance(state.weights, tuple)
+    rows = Rows.of([time] * batch, size, q.device)
+    w1, w2 = state.weights
+    anchors = (state.anchor[0].mT.contiguous(), state.anchor[1].contiguous()) if state.anchor else (None, None)
+    ones = torch.ones(heads, channels, dtype=torch.float32, device=q.device)
+    gain, shift = (ones, torch.zeros_like(ones)) if norm is None else norm
+
+    given = (q, k, v, gates.eta, gates.log_alpha, gates.delta)
+    flat = [None if x is None else x.flatten(0, 1).contiguous() for x in given]
+    states = (w1.mT.contiguous(), w2.contiguous(), *anchors, gain.contiguous(), shift.contiguous())
+    y, new1, new2, *_ = deep_forward(*flat, *states, *rows, size, bias.name, bias.p)
+    weights = (new1.mT, new2)
+    return y.reshape(batch, time, heads, channels), State(weights, weights, state.anchor, ())

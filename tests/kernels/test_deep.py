@@ -1,0 +1,184 @@
+"""The fused kernels against the chunk form in float64, values and every gradient; on the CPU by Triton's interpreter."""
+
+from dataclasses import dataclass
+
+import pytest
+import torch
+import triton
+import triton.language as tl
+
+from inputs import cut_gates, draw, leaves, relative
+from miras import Gates, Spec, algorithm, bias, explain, memorize, memory, presets, retention
+from miras.kernels import biases
+from miras.types import Rule
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+EXACT = {torch.float32: 2e-5}
+
+
+def on_device(tree, dtype=None):
+    move = lambda x: x.detach().to(DEVICE, dtype).requires_grad_()  # noqa: E731
+    q, k, v, gates, keywords = tree
+    gates = Gates(*(None if g is None else move(g) for g in gates))
+    keywords = {n: tuple(map(move, x)) if isinstance(x, tuple) else move(x) for n, x in keywords.items()}
+    return move(q), move(k), move(v), gates, keywords
+
+
+def compared(spec, tolerance=2e-5, size=16, **sizes):
+    """Outputs, outgoing weights and gradients of the kernels in float32, against the chunk form in float64."""
+    exact = on_device(draw(spec, **sizes))
+    single = on_device(exact, torch.float32)
+    results = []
+    for arguments, backend in ((exact, "torch"), (single, "triton")):
+        y, state = memorize(spec, *arguments[:4], chunk_size=size, backend=backend, **arguments[4])
+        mark = torch.Generator().manual_seed(1)
+        total = sum((x * torch.randn(x.shape, generator=mark, dtype=torch.float64).to(x)).sum() for x in (y, *state.weights))
+        named = leaves(*arguments)
+        grads = torch.autograd.grad(total, list(named.values()))
+        results.append({"y": y, "W1_T": state.weights[0], "W2_T": state.weights[1]} | dict(zip(named, grads, strict=True)))
+    wrong = {name: relative(results[1][name].double(), want) for name, want in results[0].items()}
+    assert {name: error for name, error in wrong.items() if not error < tolerance} == {}
+
+
+SPECS = {
+    "yaad": presets.yaad(),
+    "yaad anchored": presets.yaad(anchor=True),
+    "ttt_mlp": presets.ttt_mlp(),
+    "l_p": Spec(
+        memory=memory.MLP(), bias=bias.Lp(p=3), retention=retention.L2(at="previous"), algorithm=algorithm.GradientDescent()
+    ),
+}
+
+
+@pytest.mark.parametrize("channelwise", [False, True])
+@pytest.mark.parametrize("name", SPECS)
+def test_values_and_every_gradient(name, channelwise):
+    compared(SPECS[name], B=2, T=32, H=2, K=16, channelwise=channelwise)
+
+
+@pytest.mark.parametrize("channels", [24, 48])
+def test_channels_that_are_no_power_of_two(channels):
+    compared(presets.yaad(), B=1, T=16, H=1, K=channels)
+
+
+def test_larger_chunks():
+    compared(presets.yaad(), B=1, T=64, H=1, K=16, size=32)
+
+
+def test_ragged_lengths_and_a_tail():
+    compared(presets.yaad(), B=1, T=37, H=1, K=16)
+
+
+def test_strong_decay_over_one_chunk():
+    """alpha about 1e-4 in every token: the pair ratios neither over- nor underflow."""
+    compared(presets.yaad(), B=1, T=16, H=1, K=16, decay=4.6, tolerance=1e-4)
+
+
+def test_a_state_carried_in_and_out_at_any_place():
+    spec = presets.yaad()
+    q, k, v, gates, keywords = on_device(draw(spec, B=2, T=48, H=1, K=16), torch.float32)
+    whole, end = memorize(spec, q, k, v, gates, chunk_size=16, backend="triton", **keywords)
+    for cut in (5, 16, 21):
+        first, state = memorize(
+            spec,
+            *(x[:, :cut] for x in (q, k, v)),
+            cut_gates(gates, slice(cut), slice(cut)),
+            chunk_size=16,
+            backend="triton",
+            **keywords,
+        )
+        after = slice(cut, None)
+        second, last = memorize(
+            spec,
+            *(x[:, after] for x in (q, k, v)),
+            cut_gates(gates, after, after),
+            chunk_size=16,
+            backend="triton",
+            state=state,
+            norm=keywords["norm"],
+        )
+        assert relative(torch.cat([first, second], 1), whole) < 2e-6
+        assert relative(last.weights[0], end.weights[0]) < 2e-6
+
+
+@dataclass(frozen=True, kw_only=True)
+class LogCosh(bias.Bias):
+    """A coordinate-wise bias of a user's own."""
+
+    def loss(self, prediction, value, delta):
+        return torch.cosh(prediction - value).log().sum(-1)
+
+    def gradient(self, prediction, value, delta):
+        return torch.tanh(prediction - value)
+
+    def rule(self):
+        return Rule("tanh(e_t)", r"\tanh(e_t)")
+
+
+@triton.jit
+def log_cosh(error, delta, p: tl.constexpr):
+    return 2 * tl.sigmoid(2 * error) - 1
+
+
+@triton.jit
+def log_cosh_slope(error, delta, p: tl.constexpr):
+    tanh = 2 * tl.sigmoid(2 * error) - 1
+    return 1 - tanh * tanh
+
+
+def test_a_bias_of_a_users_own_is_fused_by_two_functions():
+    kept = retention.L2(at="previous")
+    spec = Spec(memory=memory.MLP(), bias=LogCosh(), retention=kept, algorithm=algorithm.GradientDescent())
+    arguments = on_device(draw(spec, B=1, T=16, H=1, K=16), torch.float32)
+    biases.DEVICE.pop("LogCosh", None)
+    with pytest.raises(ValueError, match="bias LogCosh has no device function: register one"):
+        memorize(spec, *arguments[:4], chunk_size=16, backend="triton", **arguments[4])
+    biases.register("LogCosh", log_cosh, log_cosh_slope)
+    compared(spec, B=1, T=32, H=1, K=16)
+
+
+@pytest.mark.parametrize(
+    "spec, options, reason",
+    [
+        (presets.titans_lmm(), {}, "fuse gradient descent with a gate eta, not Momentum"),
+        (presets.moneta(), {}, "fuse Keep and L2"),
+        (presets.gated_deltanet(), {}, "fuse the 2-layer MLP memory, not Matrix"),
+        (presets.yaad(form="mixture"), {}, "is not coordinate-wise and exact"),
+        (presets.yaad(), {"chunk_size": 8}, "take chunks of 16, 32, 64 tokens, not 8"),
+        (presets.yaad(), {"form": "recurrent"}, "form='recurrent' has no kernels"),
+        (presets.yaad(), {"cu_seqlens": torch.tensor([0, 8])}, "packed sequences have no kernels yet"),
+    ],
+    ids=str,
+)
+def test_what_the_kernels_cannot_run_is_refused_with_the_reason(spec, options, reason):
+    q, k, v, gates, keywords = draw(spec, B=1, T=8, H=1, K=16, dtype=torch.float32)
+    with pytest.raises(ValueError, match=reason):
+        memorize(spec, q, k, v, gates, backend="triton", **options, **keywords)
+
+
+def test_explain_says_which_backend_a_gpu_gets():
+    assert explain(presets.yaad(), "cuda").backend == "triton"
+    assert "fuse the 2-layer MLP" in explain(presets.mesa(), "cuda").reason
+    assert explain(presets.yaad(), "cpu").backend == "torch"
+
+
+def test_deterministic():
+    arguments = on_device(draw(presets.yaad(), B=1, T=32, H=1, K=16), torch.float32)
+    first, second = (
+        memorize(presets.yaad(), *arguments[:4], chunk_size=16, backend="triton", **arguments[4])[0] for _ in range(2)
+    )
+    assert torch.equal(first, second)
+
+
+def test_the_operators_pass_torchs_own_checks():
+    """Schema, fake kernels and autograd registration, as torch.compile will see them."""
+    from miras.kernels.deep import Rows
+    from miras.kernels.deep_op import deep_forward
+
+    q, k, v, gates, keywords = on_device(draw(presets.yaad(), B=1, T=16, H=1, K=16), torch.float32)
+    flat = [x.detach().flatten(0, 1).requires_grad_() for x in (q, k, v, gates.eta, gates.log_alpha, gates.delta)]
+    w1, w2 = (w.detach()[None] for w in keywords["weights"])
+    states = [w1.mT.contiguous(), w2.contiguous(), None, None, *(x.detach() for x in keywords["norm"])]
+    rows = Rows.of([16], 16, q.device)
+    tests = ("test_schema", "test_faketensor")
+    torch.library.opcheck(deep_forward, (*flat, *states, *rows, 16, "Huber", 2.0), test_utils=tests)
