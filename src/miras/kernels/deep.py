@@ -13,7 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from .biases import DEVICE, Fused
-from .deep_kernels import read_backward, readout, scan, scan_backward
+from .deep_kernels import begin_backward, finish, finish_backward, pairs, read_backward, readout, scan, scan_backward
 
 DOTS = {torch.bfloat16: tl.bfloat16, torch.float16: tl.float16, torch.float32: tl.float32}
 
@@ -61,14 +61,16 @@ class Weights(NamedTuple):
 
 
 class Saved(NamedTuple):
-    """What the forward pass leaves for the backward one, in the tokens' dtype."""
+    """What the forward pass leaves for the backward one: chunk-start weights, errors, norm inputs, both layers' scores."""
 
     starts1: Tensor
     starts2: Tensor
     u1: Tensor
     o: Tensor
     o_q: Tensor
-    scores: Tensor
+    o_anchor: Tensor
+    scores1: Tensor
+    scores2: Tensor
 
 
 class Result(NamedTuple):
@@ -87,31 +89,42 @@ def forward(tokens: Tokens, weights: Weights, rows: Rows, size: int, bias: Fused
     heads, channels = q.shape[1:]
     hidden, chunks = weights.w2.shape[2], rows.row.shape[0]
     state1, state2 = weights.w1.clone(), weights.w2.clone()
-    starts1 = torch.empty(chunks, heads, hidden, channels, dtype=q.dtype, device=q.device)
-    u1, o, o_q = (torch.empty_like(q) for _ in range(3))
-    saved = Saved(starts1, torch.empty_like(starts1), u1, o, o_q, _scores(q, chunks, size))
+    saved = empty_saved(q, chunks, hidden, size, weights.anchor1 is not None)
     y, tail1, tail2 = torch.empty_like(q), torch.empty_like(state1), torch.empty_like(state2)
-    common = _options(tokens, weights, size)
-    block = min(128, triton.next_power_of_2(hidden))
+    anchors, norm = (weights.anchor1, weights.anchor2), (weights.gain, weights.shift)
+    places = (rows.first, rows.length, rows.chunk)
+    steps, decays = _strides(eta), _strides(log_alpha)
+    plain, pair, inner = _options(tokens, weights, size)
+    block, warps = _scan_block(q, hidden)
     scan[(rows.first.shape[0], heads)](
-        k, v, eta, log_alpha, delta, state1, state2, weights.anchor1, weights.anchor2, weights.gain, weights.shift,
-        saved.starts1, saved.starts2, saved.u1, saved.o, tail1, tail2,
-        rows.first, rows.length, rows.chunk, heads, channels, hidden, *_strides(eta), *_strides(log_alpha), *_strides(delta),
+        k, v, eta, log_alpha, delta, state1, state2, *anchors, *norm, saved.starts1, saved.starts2, saved.u1, saved.o, tail1, tail2,
+        *places, heads, channels, hidden, *steps, *decays, *_strides(delta),
         EB=block, NE=-(-hidden // block), BIAS=DEVICE[bias.name].gradient, P=bias.p, HAS_DELTA=delta is not None,
-        CHUNKS=rows.longest, num_warps=8, num_stages=1, **common,
+        CHUNKS=rows.longest, num_warps=warps, num_stages=1, **plain,
     )  # fmt: skip
-    block = min(64, triton.next_power_of_2(hidden))
-    readout[(chunks, heads)](
-        q, k, eta, log_alpha, saved.u1, y, saved.o_q, saved.scores, saved.starts1, saved.starts2,
-        weights.anchor1, weights.anchor2, weights.gain, weights.shift,
-        rows.first, rows.length, rows.chunk, rows.row, heads, channels, hidden, *_strides(eta), *_strides(log_alpha),
-        EB=block, NE=-(-hidden // block), BLOCK=min(16, size), num_warps=4, num_stages=2, **common,
+    grid = (chunks, heads)
+    pairs[grid](
+        q, k, eta, log_alpha, saved.scores2, *places, rows.row, heads, channels, *steps, *decays, **pair,
+    )  # fmt: skip
+    readout[grid](
+        q, k, log_alpha, saved.u1, saved.scores2, saved.scores1, saved.o_q, saved.o_anchor, saved.starts1, saved.starts2, *anchors,
+        *places, rows.row, heads, channels, hidden, *decays, num_stages=2, **inner, **plain,
+    )  # fmt: skip
+    finish[grid](
+        q, eta, log_alpha, saved.u1, saved.scores1, saved.o_q, saved.o_anchor, y, *norm, *places, rows.row, heads, channels,
+        *steps, *decays, ANCHORED=weights.anchor1 is not None, **pair,
     )  # fmt: skip
     return Result(y, state1, state2, tail1, tail2), saved
 
 
-def _scores(q: Tensor, chunks: int, size: int) -> Tensor:
-    return torch.empty(chunks, q.shape[1], size, size, dtype=q.dtype, device=q.device)
+def empty_saved(q: Tensor, chunks: int, hidden: int, size: int, anchored: bool) -> Saved:
+    """Room for what the backward pass needs; the read's norm inputs are summed in float32."""
+    heads, channels = q.shape[1:]
+    starts1, starts2 = (q.new_empty(chunks, heads, hidden, channels) for _ in range(2))
+    scores1, scores2 = (q.new_empty(chunks, heads, size, size) for _ in range(2))
+    o_q = torch.empty_like(q, dtype=torch.float32)
+    o_anchor = torch.empty_like(o_q) if anchored else o_q.new_empty(0)
+    return Saved(starts1, starts2, torch.empty_like(q), torch.empty_like(q), o_q, o_anchor, scores1, scores2)
 
 
 def backward(
@@ -122,32 +135,43 @@ def backward(
     heads, channels = q.shape[1:]
     hidden, chunks = weights.w2.shape[2], rows.row.shape[0]
     dw1, dw2 = dw1.clone(), dw2.clone()
-    common = _options(tokens, weights, size)
-    dq, dk, deta, dlog, du1, dv, ddelta = (torch.empty_like(q, dtype=torch.float32) for _ in range(7))
-    wide = torch.empty(q.shape[0], heads, hidden, dtype=q.dtype, device=q.device)
-    dz, du2 = wide, torch.empty_like(wide)
-    dread1, dread2 = torch.empty_like(saved.starts1), torch.empty_like(saved.starts1)
     anchored = weights.anchor1 is not None
+    anchors = (weights.anchor1, weights.anchor2)
+    places = (rows.first, rows.length, rows.chunk)
+    steps, decays = _strides(eta), _strides(log_alpha)
+    plain, pair, inner = _options(tokens, weights, size)
+    dq, dk, deta, dlog, du1, dv, ddelta = (torch.empty_like(q, dtype=torch.float32) for _ in range(7))
+    do = torch.empty_like(q)
+    dq_plain = torch.empty_like(dq) if anchored else None
+    z, slope, curve, u2, dz, du2 = (q.new_empty(q.shape[0], heads, hidden) for _ in range(6))
+    dread1, dread2 = torch.empty_like(saved.starts1), torch.empty_like(saved.starts1)
     dplain1, dplain2 = (torch.empty_like(dread1), torch.empty_like(dread1)) if anchored else (None, None)
     da1, da2 = (torch.zeros_like(dw1), torch.zeros_like(dw2)) if anchored else (None, None)
+    dscores1, dscores2 = torch.empty_like(saved.scores1), torch.empty_like(saved.scores1)
     read_gain, read_shift = torch.empty(2, chunks, heads, channels, device=q.device)
     scan_gain, scan_shift = torch.empty(2, rows.first.shape[0], heads, channels, device=q.device)
-    block = min(64, triton.next_power_of_2(hidden))
-    read_backward[(chunks, heads)](
-        q, k, eta, log_alpha, saved.u1, saved.o_q, saved.scores, dy, saved.starts1, saved.starts2,
-        weights.anchor1, weights.anchor2, weights.gain,
-        dq, dk, deta, dlog, du1, dz, du2, dread1, dread2, read_gain, read_shift, dplain1, dplain2,
-        rows.first, rows.length, rows.chunk, rows.row, heads, channels, hidden, *_strides(eta), *_strides(log_alpha),
-        EB=block, NE=-(-hidden // block), BLOCK=min(16, size), num_warps=4 if channels <= 64 else 8, num_stages=1, **common,
+    grid = (chunks, heads)
+    begin_backward[grid](
+        eta, log_alpha, saved.u1, saved.scores1, saved.o_q, saved.o_anchor, dy, weights.gain,
+        do, dscores1, deta, dlog, du1, read_gain, read_shift, *places, rows.row, heads, channels, *steps, *decays,
+        ANCHORED=anchored, **pair,
     )  # fmt: skip
-    device = DEVICE[bias.name]
+    read_backward[grid](
+        q, k, log_alpha, saved.u1, do, saved.scores2, dscores1, dscores2, saved.starts1, saved.starts2, *anchors,
+        dq, dq_plain, z, slope, curve, u2, dz, du2, dread1, dread2, dplain1, dplain2,
+        *places, rows.row, heads, channels, hidden, *decays, num_stages=1, **inner, **plain,
+    )  # fmt: skip
+    finish_backward[grid](
+        q, k, eta, log_alpha, dy, dscores2, dq, dq_plain, dk, deta, dlog, *places, rows.row, heads, channels, *steps, *decays,
+        ANCHORED=anchored, **pair,
+    )  # fmt: skip
+    device, (block, warps) = DEVICE[bias.name], _reverse_block(q, hidden)
     scan_backward[(rows.first.shape[0], heads)](
-        k, v, eta, log_alpha, delta, saved.u1, saved.o, saved.starts1, saved.starts2,
-        weights.anchor1, weights.anchor2, weights.gain, weights.shift,
-        dk, dv, deta, dlog, ddelta, du1, dz, du2, dread1, dread2, dplain1, dplain2, dw1, dw2, da1, da2, scan_gain, scan_shift,
-        rows.first, rows.length, rows.chunk, heads, channels, hidden, *_strides(eta), *_strides(log_alpha), *_strides(delta),
+        k, v, eta, log_alpha, delta, saved.u1, saved.o, saved.starts1, saved.starts2, *anchors, weights.gain, weights.shift,
+        z, slope, curve, u2, dk, dv, deta, dlog, ddelta, du1, dz, du2, dread1, dread2, dplain1, dplain2,
+        dw1, dw2, da1, da2, scan_gain, scan_shift, *places, heads, channels, hidden, *steps, *decays, *_strides(delta),
         EB=block, NE=-(-hidden // block), BIAS=device.gradient, SLOPE=device.slope, DELTA_SLOPE=device.delta_slope, P=bias.p,
-        HAS_DELTA=delta is not None, CHUNKS=rows.longest, num_warps=8, num_stages=1, **common,
+        HAS_DELTA=delta is not None, CHUNKS=rows.longest, num_warps=warps, num_stages=1, **plain,
     )  # fmt: skip
     gain, shift = read_gain.sum(0) + scan_gain.sum(0), read_shift.sum(0) + scan_shift.sum(0)
     gates = (_like(deta, eta), _like(dlog, log_alpha), _like(ddelta, delta))
@@ -161,16 +185,31 @@ def _like(gradient: Tensor, gate: Tensor | None) -> Tensor | None:
     return gradient if gate.shape[2] > 1 else gradient.sum(2, keepdim=True)
 
 
-def _options(tokens: Tokens, weights: Weights, size: int) -> dict[str, Any]:
-    dtype = tokens.q.dtype
-    return {
+def _options(tokens: Tokens, weights: Weights, size: int) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
+    """What all kernels are told, what those of pairs are told besides, and the blocks of the read's inner loop."""
+    dtype, hidden, wide = tokens.q.dtype, weights.w2.shape[2], triton.next_power_of_2(tokens.q.shape[2])
+    common = {
         "C": size,
-        "DP": triton.next_power_of_2(tokens.q.shape[2]),
+        "DP": wide,
         "HAS_ALPHA": tokens.log_alpha is not None,
-        "ANCHORED": weights.anchor1 is not None,
         "DOT": DOTS[dtype],
         "PRECISION": "ieee" if dtype == torch.float32 else "tf32",
     }
+    block = 32 if dtype == torch.float32 or wide > 64 else 64
+    inner = {"EB": block, "NE": -(-hidden // block), "num_warps": 4 if wide <= 64 else 8}
+    return common | {"ANCHORED": weights.anchor1 is not None}, common | {"BLOCK": min(16, size), "num_warps": 4}, inner
+
+
+def _scan_block(q: Tensor, hidden: int) -> tuple[int, int]:
+    """Hidden channels a step of the scan takes, and its warps: as much as registers and shared memory hold."""
+    small = q.dtype == torch.float32 or q.shape[2] > 64
+    return min(64 if small else 128, triton.next_power_of_2(hidden)), 8
+
+
+def _reverse_block(q: Tensor, hidden: int) -> tuple[int, int]:
+    """The same for the reverse scan, which holds more at once."""
+    small = q.dtype == torch.float32 or q.shape[2] > 64
+    return min(32 if small else 64, triton.next_power_of_2(hidden)), 8
 
 
 def _strides(gate: Tensor | None) -> tuple[int, int, int]:

@@ -74,20 +74,18 @@ def deep_forward(
     size: int,
     bias: str,
     p: float,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+) -> list[Tensor]:
     """y, the outgoing weights, the last open chunk's starting weights, and what the backward pass needs."""
     tokens = Tokens(q, k, v, eta, log_alpha, delta)
     weights = Weights(w1, w2, anchor1, anchor2, gain, shift)
     result, saved = deep.forward(tokens, weights, Rows(first, length, chunk, row, longest), size, Fused(bias, p))
-    return (*result, *saved)
+    return [*result, *saved]
 
 
 @deep_forward.register_fake
 def _(q, k, v, eta, log_alpha, delta, w1, w2, anchor1, anchor2, gain, shift, first, length, chunk, row, longest, size, bias, p):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
-    starts = q.new_empty(row.shape[0], q.shape[1], w2.shape[2], q.shape[2])
-    scores = q.new_empty(row.shape[0], q.shape[1], size, size)
-    states = (torch.empty_like(w1), torch.empty_like(w2), torch.empty_like(w1), torch.empty_like(w2))
-    return (torch.empty_like(q), *states, starts, torch.empty_like(starts), *(torch.empty_like(q) for _ in range(3)), scores)
+    states = (torch.empty_like(w) for w in (w1, w2, w1, w2))
+    return [torch.empty_like(q), *states, *deep.empty_saved(q, row.shape[0], w2.shape[2], size, anchor1 is not None)]
 
 
 @torch.library.custom_op("miras::deep_backward", mutates_args=())
@@ -132,13 +130,14 @@ def _(q, k, v, eta, log_alpha, delta, w1, w2, anchor1, anchor2, gain, shift, *re
     return [q.new_empty(0) if x is None else torch.empty_like(x) for x in given]
 
 
-def _remember(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+def _remember(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
     *tensors, ctx.longest, ctx.size, ctx.bias, ctx.p = inputs
     ctx.save_for_backward(*tensors, *output[5:])
     ctx.set_materialize_grads(True)
 
 
-def _backward(ctx: Any, dy: Tensor, dw1: Tensor, dw2: Tensor, *unused: Tensor) -> tuple[Tensor | None, ...]:
+def _backward(ctx: Any, grads_out: list[Tensor]) -> tuple[Tensor | None, ...]:
+    dy, dw1, dw2 = grads_out[:3]
     tensors, saved = ctx.saved_tensors[:16], ctx.saved_tensors[16:]
     grads = deep_backward(
         *tensors, list(saved), dy.contiguous(), dw1.contiguous(), dw2.contiguous(), ctx.longest, ctx.size, ctx.bias, ctx.p
