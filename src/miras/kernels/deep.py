@@ -195,8 +195,7 @@ def _options(tokens: Tokens, weights: Weights, size: int) -> tuple[dict[str, Any
         "DOT": DOTS[dtype],
         "PRECISION": "ieee" if dtype == torch.float32 else "tf32",
     }
-    block = 32 if dtype == torch.float32 or wide > 64 else 64
-    inner = {"EB": block, "NE": -(-hidden // block), "num_warps": 4 if wide <= 64 else 8}
+    inner = {"EB": 32, "NE": -(-hidden // 32), "num_warps": 4 if wide <= 64 else 8}
     return common | {"ANCHORED": weights.anchor1 is not None}, common | {"BLOCK": min(16, size), "num_warps": 4}, inner
 
 

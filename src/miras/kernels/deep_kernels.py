@@ -174,17 +174,25 @@ def scan(
 
 
 @triton.jit
+def blocks(total, C: tl.constexpr, BLOCK: tl.constexpr):
+    """How many tokens go about one middle: the whole chunk where its decays are mild, else BLOCK, so that no exponent is large."""
+    return tl.where(tl.min(tl.min(total, 1), 0) > -60.0, C, BLOCK)
+
+
+@triton.jit
 def decayed_scores(q, k, total, t, DOT: tl.constexpr, PRECISION: tl.constexpr, C: tl.constexpr, BLOCK: tl.constexpr):
-    """sum_d q_td k_id exp(L_td - L_id), i <= t: by blocks of rows, each about its own middle, so that no exponent is large."""
+    """sum_d q_td k_id exp(L_td - L_id), i <= t: by blocks of rows, each about its own middle."""
     scores = tl.zeros([C, C], tl.float32)
-    for block in tl.static_range(C // BLOCK):
-        middle = tl.sum(tl.where((t == block * BLOCK + BLOCK // 2)[:, None], total, 0.0), 0)
-        own = (t >= block * BLOCK) & (t < (block + 1) * BLOCK)
-        left = q * tl.exp(tl.where(own[:, None], total - middle[None, :], 0.0))
-        seen = t < (block + 1) * BLOCK
-        right = k * tl.exp(tl.where(seen[:, None], middle[None, :] - total, 0.0))
-        part = tl.dot(left.to(DOT), tl.trans(right.to(DOT)), input_precision=PRECISION)
-        scores = tl.where(own[:, None], part, scores)
+    size = blocks(total, C, BLOCK)
+    for block in range(C // BLOCK):
+        if block * size < C:
+            middle = tl.sum(tl.where((t == block * size + size // 2)[:, None], total, 0.0), 0)
+            own = (t >= block * size) & (t < (block + 1) * size)
+            left = q * tl.exp(tl.where(own[:, None], total - middle[None, :], 0.0))
+            seen = t < (block + 1) * size
+            right = k * tl.exp(tl.where(seen[:, None], middle[None, :] - total, 0.0))
+            part = tl.dot(left.to(DOT), tl.trans(right.to(DOT)), input_precision=PRECISION)
+            scores = tl.where(own[:, None], part, scores)
     return tl.where(t[:, None] >= t[None, :], scores, 0.0)
 
 
@@ -192,14 +200,16 @@ def decayed_scores(q, k, total, t, DOT: tl.constexpr, PRECISION: tl.constexpr, C
 def decayed_values(scores, u, total, t, DOT: tl.constexpr, PRECISION: tl.constexpr, C: tl.constexpr, BLOCK: tl.constexpr):
     """sum_{i<=t} s_ti exp(L_td - L_id) u_id, the same way."""
     out = tl.zeros_like(u)
-    for block in tl.static_range(C // BLOCK):
-        middle = tl.sum(tl.where((t == block * BLOCK + BLOCK // 2)[:, None], total, 0.0), 0)
-        own = (t >= block * BLOCK) & (t < (block + 1) * BLOCK)
-        seen = t < (block + 1) * BLOCK
-        right = u * tl.exp(tl.where(seen[:, None], middle[None, :] - total, 0.0))
-        part = tl.dot(scores.to(DOT), right.to(DOT), input_precision=PRECISION)
-        left = tl.exp(tl.where(own[:, None], total - middle[None, :], 0.0))
-        out = tl.where(own[:, None], left * part, out)
+    size = blocks(total, C, BLOCK)
+    for block in range(C // BLOCK):
+        if block * size < C:
+            middle = tl.sum(tl.where((t == block * size + size // 2)[:, None], total, 0.0), 0)
+            own = (t >= block * size) & (t < (block + 1) * size)
+            seen = t < (block + 1) * size
+            right = u * tl.exp(tl.where(seen[:, None], middle[None, :] - total, 0.0))
+            part = tl.dot(scores.to(DOT), right.to(DOT), input_precision=PRECISION)
+            left = tl.exp(tl.where(own[:, None], total - middle[None, :], 0.0))
+            out = tl.where(own[:, None], left * part, out)
     return out
 
 
@@ -344,13 +354,15 @@ def norm_backprop(error, unit, inverse, d, D):
 def transposed_values(scores, u, total, t, DOT: tl.constexpr, PRECISION: tl.constexpr, C: tl.constexpr, BLOCK: tl.constexpr):
     """sum_{t>=i} s_ti exp(L_td - L_id) u_td: what the tokens after i return to it."""
     out = tl.zeros_like(u)
-    for block in tl.static_range(C // BLOCK):
-        middle = tl.sum(tl.where((t == block * BLOCK + BLOCK // 2)[:, None], total, 0.0), 0)
-        own = (t >= block * BLOCK) & (t < (block + 1) * BLOCK)
-        left = tl.where(own[:, None], u * tl.exp(tl.where(own[:, None], total - middle[None, :], 0.0)), 0.0)
-        part = tl.dot(tl.trans(scores.to(DOT)), left.to(DOT), input_precision=PRECISION)
-        seen = t < (block + 1) * BLOCK
-        out += tl.where(seen[:, None], part * tl.exp(tl.where(seen[:, None], middle[None, :] - total, 0.0)), 0.0)
+    size = blocks(total, C, BLOCK)
+    for block in range(C // BLOCK):
+        if block * size < C:
+            middle = tl.sum(tl.where((t == block * size + size // 2)[:, None], total, 0.0), 0)
+            own = (t >= block * size) & (t < (block + 1) * size)
+            left = tl.where(own[:, None], u * tl.exp(tl.where(own[:, None], total - middle[None, :], 0.0)), 0.0)
+            part = tl.dot(tl.trans(scores.to(DOT)), left.to(DOT), input_precision=PRECISION)
+            seen = t < (block + 1) * size
+            out += tl.where(seen[:, None], part * tl.exp(tl.where(seen[:, None], middle[None, :] - total, 0.0)), 0.0)
     return out
 
 
