@@ -110,6 +110,7 @@ def specs() -> dict[str, Spec]:
 
 
 def main() -> int:
+    """Run it all, write the numbers, print the tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results/kernels.json"))
     parser.add_argument("--sizes", type=int, nargs=4, default=(8, 4096, 16, 64), metavar=("B", "T", "H", "D"))

@@ -20,8 +20,13 @@ from . import deep
 from .biases import Fused, fused
 from .deep import Rows, Saved, Tokens, Weights
 
-SIZES = (16, 32, 64)
-WIDEST = 128
+# what has been compared with float64 on a GPU, value by value: (dtype, chunk sizes, fewest and most channels a head)
+PROVEN = (
+    (torch.bfloat16, (64,), 33, 64),
+    (torch.float32, (16, 32), 16, 48),
+)
+# what Triton's interpreter runs
+SIZES, NARROWEST, WIDEST = (16, 32, 64), 16, 128
 
 
 def why_not(spec: Spec, device: torch.device, dtype: torch.dtype, channels: int, size: int) -> str | None:
@@ -36,14 +41,14 @@ def why_not(spec: Spec, device: torch.device, dtype: torch.dtype, channels: int,
     bias = fused(spec.bias)
     if isinstance(bias, str):
         return bias
-    if size not in SIZES:
-        return f"the kernels take chunks of {', '.join(map(str, SIZES))} tokens, not {size}"
-    if channels > WIDEST or channels < 16:
-        return f"the kernels take 16 to {WIDEST} channels a head, not {channels}"
-    if dtype not in deep.DOTS:
-        return f"the kernels compute in {', '.join(str(d) for d in deep.DOTS)}, not {dtype}"
-    if device.type != "cuda" and not interpreted():
+    if interpreted():
+        known = size in SIZES and NARROWEST <= channels <= WIDEST and dtype in deep.DOTS
+        return None if known else f"the kernels take chunks of {', '.join(map(str, SIZES))} tokens, not {size}"
+    if device.type != "cuda":
         return f"the kernels need an NVIDIA GPU (or TRITON_INTERPRET=1), not {device.type}"
+    if not any(dtype == d and size in sizes and low <= channels <= high for d, sizes, low, high in PROVEN):
+        proven = "; ".join(f"{d} in chunks of {sizes} with {low} to {high} channels" for d, sizes, low, high in PROVEN)
+        return f"the kernels are proven on a GPU for {proven}; not for {dtype}, chunks of {size}, {channels} channels"
     return None
 
 
