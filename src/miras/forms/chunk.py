@@ -5,8 +5,6 @@ B batch, T time, H heads, D channels, C tokens of a chunk, N chunks of a stretch
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -118,26 +116,8 @@ def _fast_weights(
     return y[:, :, pairs - 1 :: pairs].transpose(1, 2), _state_of(spec, carry, reached)
 
 
-class Flat(NamedTuple):
-    """The tokens of a call by head, ``[B,H,T,D]``, a pair a token."""
-
-    q: Tensor
-    k: Tensor
-    v: Tensor
-    eta: Tensor
-    log_alpha: Tensor | None
-    log_beta: Tensor | None
-    delta: Tensor | None
-    mu: Tensor | None
-
-    def stretch(self, left: int, chunks: int, size: int) -> Tokens:
-        """``chunks`` chunks of ``size`` tokens from ``left`` on."""
-        cut = (None if x is None else split(x[:, :, left : left + chunks * size], 2, chunks) for x in self)
-        return Tokens(*cut, None)  # type: ignore
-
-
-def _by_head(q: Tensor, k: Tensor, v: Tensor, gates: Gates, pairs: int) -> Flat:
-    """Heads first; where a token has several pairs, it decays with the first and is read after the last."""
+def _by_head(q: Tensor, k: Tensor, v: Tensor, gates: Gates, pairs: int) -> Tokens:
+    """All tokens, heads first; where a token has several pairs, it decays with the first and is read after the last."""
 
     def first(x: Tensor | None) -> Tensor | None:
         return x if x is None or pairs == 1 else F.pad(x[:, :, None], (0, 0, 0, 0, 0, pairs - 1)).flatten(1, 2)
@@ -147,11 +127,11 @@ def _by_head(q: Tensor, k: Tensor, v: Tensor, gates: Gates, pairs: int) -> Flat:
 
     last = q if pairs == 1 else F.pad(q[:, :, None], (0, 0, 0, 0, pairs - 1, 0)).flatten(1, 2)
     given = (last, k, v, gates.eta, first(gates.log_alpha), first(gates.log_beta), each(gates.delta), gates.mu)
-    return Flat(*(None if x is None else x.transpose(1, 2) for x in given))  # type: ignore[arg-type]
+    return Tokens(*(None if x is None else x.transpose(1, 2) for x in given), None)  # type: ignore
 
 
 def _even(
-    spec: Spec, tokens: Flat, norm: Norm | None, carry: Carry, size: int, position: int, exact: bool
+    spec: Spec, tokens: Tokens, norm: Norm | None, carry: Carry, size: int, position: int, exact: bool
 ) -> tuple[Tensor, Carry]:
     """All rows at the same place: what is left of a begun chunk, whole chunks by stretches, and a tail."""
     time = tokens.q.shape[2]
@@ -173,7 +153,7 @@ def _even(
 
 
 def _uneven(
-    spec: Spec, tokens: Flat, norm: Norm | None, carry: Carry, size: int, positions: list[int], counts: list[int]
+    spec: Spec, tokens: Tokens, norm: Norm | None, carry: Carry, size: int, positions: list[int], counts: list[int]
 ) -> tuple[Tensor, Carry]:
     """Rows at different places or of different lengths: each is laid out so that its chunks end where all others' do."""
     device = tokens.q.device
@@ -190,7 +170,7 @@ def _uneven(
         index = source[:, None, :, None].expand(-1, x.shape[1], -1, x.shape[3])
         return torch.where(valid[:, None, :, None], x.gather(2, index), 0.0)
 
-    flat = Flat(*map(laid_out, tokens))  # type: ignore[arg-type]
+    flat = Tokens(*map(laid_out, tokens))  # type: ignore[arg-type]
     carry = _waiting(carry)
     outputs = [tokens.v.new_zeros(*tokens.v.shape[:2], 0, tokens.v.shape[3])]
     for left in range(0, chunks, STRETCH):

@@ -22,12 +22,12 @@ from ..retention import L2, Linear, Retention
 from ..retention.base import decay
 from ..spec import Spec
 from ..types import Held, Norm, Weights
-from .common import per_head
+from .common import per_head, split
 from .pace import Along, Memo, Pace, along, scaled, shaped
 
 
 class Tokens(NamedTuple):
-    """A stretch of tokens ``[B,H,N,C,D]``; ``valid`` ``[B,N,C]`` where some are not there."""
+    """Tokens by head, ``[B,H,N,C,D]`` in chunks or ``[B,H,T,D]`` before; ``valid`` ``[B,N,C]`` where some are not there."""
 
     q: Tensor
     k: Tensor
@@ -38,6 +38,11 @@ class Tokens(NamedTuple):
     delta: Tensor | None
     mu: Tensor | None
     valid: Tensor | None
+
+    def stretch(self, left: int, chunks: int, size: int) -> Tokens:
+        """``chunks`` chunks of ``size`` tokens from ``left`` on, of tokens that are not in chunks yet."""
+        cut = (None if x is None else split(x[:, :, left : left + chunks * size], 2, chunks) for x in self)
+        return Tokens(*cut)  # type: ignore[arg-type]
 
     def cut(self, left: int | None, right: int | None) -> Tokens:
         """The tokens from ``left`` to ``right`` of every chunk."""
