@@ -144,11 +144,13 @@ def _even(
         chunks = min(STRETCH, (time - left) // size)
         pieces.append((chunks, size, True, True) if chunks else (1, time - left, exact, True))
         left += pieces[-1][0] * pieces[-1][1]
-    left = 0
-    for chunks, width, closes, at_start in pieces:
-        y, carry = _stretch(spec, tokens.stretch(left, chunks, width), norm, carry, closes, at_start, len(pieces) > 2)
+    # taken apart once, so that the backward pass puts it together once
+    sizes = [n * c for n, c, *_ in pieces]
+    apart = zip(*(torch.split(x, sizes, 2) if x is not None else [None] * len(sizes) for x in tokens), strict=True)
+    for piece, (chunks, width, closes, at_start) in zip(apart, pieces, strict=True):
+        cut = Tokens(*piece).stretch(0, chunks, width)
+        y, carry = _stretch(spec, cut, norm, carry, closes, at_start, len(pieces) > 2)
         outputs.append(y.flatten(2, 3))
-        left += chunks * width
     return torch.cat(outputs, 2), carry
 
 

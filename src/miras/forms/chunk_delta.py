@@ -70,11 +70,11 @@ class Ratios:
         total = self.decays.value
         return key, value if total is None else value * (total[..., -1:, :] - total).exp()
 
-    def end(self, chunk: int) -> Tensor | None:
-        """b_end of a chunk, shaped for the weight."""
-        scalar, key, value = (None if t is None else t[:, :, chunk, -1] for t in self.decays)
+    def ends(self) -> tuple[Tensor, ...] | None:
+        """b_end of each chunk, shaped for the weight."""
+        scalar, key, value = (None if t is None else t[..., -1, :] for t in self.decays)
         each = [x for x in (_axis(scalar, None), _axis(key, -2), _axis(value, -1)) if x is not None]
-        return sum(each[1:], each[0]).exp() if each else None
+        return sum(each[1:], each[0]).exp().unbind(2) if each else None
 
 
 def _axis(x: Tensor | None, axis: int | None) -> Tensor | None:
@@ -253,29 +253,21 @@ def _scan(
     fresh = None
     if writes is not None:
         late_keys, late_values = ratios.to_end(writes[1], writes[0])
-        fresh = late_values.mT @ late_keys
-    for n in range(removed.shape[2]):
+        fresh = (late_values.mT @ late_keys).unbind(2)
+    ends = ratios.ends()
+    # taken apart once, so that the backward pass puts it together once
+    late_removed, late_side = ratios.to_end(removed, torch.ones_like(solution.constant))
+    apart = zip(*(x.unbind(2) for x in (solution.keys, solution.constant, late_removed, late_side)), strict=True)
+    for n, (keys, constant, late_key, late) in enumerate(apart):
         starts.append(away)
-        keys = solution.keys[:, :, n]
-        if keys.shape[2] == 1:
-            error = keys[:, :, 0] @ away.mT + solution.constant[:, :, n]
-        else:
-            error = (keys @ away[..., None]).squeeze(-1).mT + solution.constant[:, :, n]
+        found = keys[:, :, 0] @ away.mT if keys.shape[2] == 1 else (keys @ away[..., None]).squeeze(-1).mT
+        error = found + constant
         errors.append(error)
-        kept = ratios.end(n)
-        late_key, late_error = _late(ratios, removed[:, :, n], error, n)
-        away = (away if kept is None else kept * away) - late_error.mT @ late_key
-        away = away if fresh is None else away + fresh[:, :, n]
+        away = (away if ends is None else ends[n] * away) - (late * error).mT @ late_key
+        away = away if fresh is None else away + fresh[n]
     starts_of = torch.stack(starts, 2)
     starts_of = starts_of if anchor is None else starts_of + anchor[:, :, None]
     return starts_of, torch.stack(errors, 2), away if anchor is None else away + anchor
-
-
-def _late(ratios: Ratios, key: Tensor, value: Tensor, n: int) -> tuple[Tensor, Tensor]:
-    for total in (ratios.decays.scalar, ratios.decays.key):
-        key = key if total is None else key * (total[:, :, n, -1:] - total[:, :, n]).exp()
-    total = ratios.decays.value
-    return key, value if total is None else value * (total[:, :, n, -1:] - total[:, :, n]).exp()
 
 
 def _read_base(ratios: Ratios, query: Tensor, away: Tensor) -> Tensor:

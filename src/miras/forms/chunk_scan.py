@@ -23,7 +23,7 @@ from ..retention.base import decay
 from ..spec import Spec
 from ..types import Held, Norm, Weights
 from .common import per_head, split
-from .pace import Along, Memo, Pace, along, scaled, shaped
+from .pace import Along, Memo, Pace, along, by_chunk, scaled, shaped
 
 
 class Tokens(NamedTuple):
@@ -77,7 +77,7 @@ class Decayed:
 
     def _kept(self, x: Tensor, inner: bool) -> Tensor:
         for gate in self.pace.kept:
-            x = x * gate.value[:, :, self.chunk] if (gate.axis == "in") == inner else x
+            x = x * self.pace.at(gate, self.chunk).value if (gate.axis == "in") == inner else x
         return x
 
     def _times(self, x: Tensor, weight: Tensor, transposed: bool) -> Tensor:
@@ -164,6 +164,7 @@ class Paced(NamedTuple):
     paces: list[Pace]
     steps: list[Along]
     thresholds: list[Along | None]
+    memo: Memo
 
 
 def paced(spec: Spec, tokens: Tokens) -> Paced:
@@ -177,7 +178,8 @@ def paced(spec: Spec, tokens: Tokens) -> Paced:
         eta = torch.where(valid, eta, 0.0)
         log_alpha, log_beta = (None if x is None else torch.where(valid, x, 0.0) for x in (log_alpha, log_beta))
     split = isinstance(retention, L2) and retention.side != "value"
-    memo, result = Memo(), Paced([], [], [])
+    memo = Memo()
+    result = Paced([], [], [], memo)
     for side in memory.sides:
         own = along(side, eta)
         log = None if log_alpha is None or split else along(side, log_alpha)
@@ -237,15 +239,17 @@ def _chunk(
     n: int,
 ) -> tuple[tuple[Factor, ...], Carry]:
     """One chunk of the scan: its factors, times their steps, and the state after it."""
-    k, v = tokens.k[:, :, n], tokens.v[:, :, n]
+    once = pace.memo.once
+    k, v = once(by_chunk, tokens.k)[n], once(by_chunk, tokens.v)[n]
     if spec.memory.linear and isinstance(spec.bias, DotProduct):
         found: tuple[Factor, ...] = (Factor(-v, k),)
     else:
         maps = _probes(spec, retention, pace.paces, carry, n)
-        delta = None if tokens.delta is None else tokens.delta[:, :, n]
+        delta = None if tokens.delta is None else once(by_chunk, tokens.delta)[n]
         prediction, trace = spec.memory.trace(maps, k, per_head(norm, 1))
         found = spec.memory.backprop(maps, trace, spec.bias.gradient(prediction, v, delta))
-    found = tuple(scaled(f, Along(step.axis, step.value[:, :, n])) for f, step in zip(found, pace.steps, strict=True))
+    steps = (Along(step.axis, once(by_chunk, step.value)[n]) for step in pace.steps)
+    found = tuple(scaled(f, step) for f, step in zip(found, steps, strict=True))
     return found, _advance(retention, pace, found, carry, closes if isinstance(closes, bool) else closes[:, n], n)
 
 
@@ -312,11 +316,11 @@ def _threshold(
     """The soft threshold of a chunk so far: the decayed sum of its tokens', or the last token's."""
     if own is None:
         return None
-    value = own.value[:, :, n]
+    value = pace.at(own, n).value
     if not retention.sums_thresholds:
         return shaped(Along(own.axis, value[:, :, -1]), pace.vector)
     for gate in pace.kept_to_end:
-        value = value * gate.value[:, :, n]
+        value = value * pace.at(gate, n).value
     total = shaped(Along(own.axis, value.sum(-2)), pace.vector)
     if carried is None:
         return total

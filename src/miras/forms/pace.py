@@ -43,6 +43,16 @@ class Memo:
         return self.made[key][1]
 
 
+def by_chunk(x: Tensor) -> tuple[Tensor, ...]:
+    """``[B,H,N,...]`` chunk by chunk: taken apart once, so that the backward pass puts it together once."""
+    return x.unbind(2)
+
+
+def by_chunk_end(x: Tensor) -> tuple[Tensor, ...]:
+    """The last token of each chunk, ``[B,H,N,C,D] -> N x [B,H,D]``."""
+    return x[..., -1, :].unbind(2)
+
+
 class Along(NamedTuple):
     """A gate in token layout ``[...,C,D or 1]`` and the side of the weight it acts on."""
 
@@ -125,6 +135,10 @@ class Pace:
         self.out = Dense(pairs) if axis == "out" else None
         self.inner = Dense(pairs) if axis == "in" else None
 
+    def at(self, gate: Along, chunk: int) -> Along:
+        """One chunk of a gate."""
+        return Along(gate.axis, self.memo.once(by_chunk, gate.value)[chunk])
+
     def keep_in(self, x: Tensor) -> Tensor:
         """An input times the decays of the input side."""
         for gate in self.kept:
@@ -150,24 +164,24 @@ class Pace:
 
     def end_decay(self, chunk: int) -> Tensor | None:
         """L at the end of a chunk, shaped for the weight."""
-        each = [shaped(Along(t.axis, t.value[:, :, chunk, -1]), self.vector) for t in self.totals]
+        each = [shaped(Along(t.axis, self.memo.once(by_chunk_end, t.value)[chunk]), self.vector) for t in self.totals]
         return sum(each[1:], each[0]) if each else None
 
     def end_sum(self, factor: Factor, chunk: int) -> Tensor:
         """sum_i kappa(end,i) f_i of a chunk: what it adds to the weight's update."""
         for gate in self.to_end:
-            factor = scaled(factor, Along(gate.axis, gate.value[:, :, chunk]))
+            factor = scaled(factor, self.at(gate, chunk))
         return self._outer(factor)
 
     def end_carry(self, momentum: Tensor, chunk: int) -> Tensor:
         """sigma_end P."""
         assert self.carried is not None
-        return shaped(Along(self.carried.axis, self.carried.value[:, :, chunk, -1]), self.vector) * momentum
+        return shaped(Along(self.carried.axis, self.memo.once(by_chunk_end, self.carried.value)[chunk]), self.vector) * momentum
 
     def end_momentum(self, momentum: Tensor, factor: Factor, chunk: int) -> Tensor:
         """P at the end of a chunk."""
-        grown = shaped(Along(self.grown_end.axis, self.grown_end.value[:, :, chunk]), self.vector)
-        late = scaled(factor, Along(self.grown_to_end.axis, self.grown_to_end.value[:, :, chunk]))
+        grown = shaped(self.at(self.grown_end, chunk), self.vector)
+        late = scaled(factor, self.at(self.grown_to_end, chunk))
         return grown * momentum + self._outer(late)
 
     def _outer(self, factor: Factor) -> Tensor:
