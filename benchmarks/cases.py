@@ -5,9 +5,9 @@ from __future__ import annotations
 import warnings
 
 import torch
+from calls import Call, draw
 from timing import Case
 
-from inputs import Call, draw
 from miras import Gates, Spec, memorize, presets
 
 DEEP = ("yaad", "moneta", "memora", "titans_lmm")
@@ -40,6 +40,7 @@ def chunk_cases(time: int, heads: int, dim: int, chunk: int, rounds: int) -> lis
         ("titans_lmm, channel-wise", presets.titans_lmm(), True, 1e-3, "channel-wise gates, momentum among them"),
         ("ttt_mlp", presets.ttt_mlp(), False, 0.0, "one gate a head"),
         ("gated_deltanet", presets.gated_deltanet(), False, 1e-3, "one gate a head"),
+        ("gated_deltanet, channel-wise", presets.gated_deltanet(), True, 1e-3, "channel-wise gates: a system a row"),
         ("deltanet", presets.deltanet(), False, 0.0, "one gate a head"),
         ("gla", presets.gla(), True, 1e-3, "channel-wise decay"),
     ]
@@ -61,8 +62,8 @@ def recurrent_cases(time: int, heads: int, dim: int, rounds: int) -> list[Case]:
 def titans_cases(time: int, heads: int, dim: int, chunk: int, rounds: int) -> list[Case]:
     """titans-pytorch's NeuralMemory, a whole layer: norms, projections of q, k, v and gates, and an output projection.
 
-    With ``chunk_size`` 64 it has one step, decay and momentum for 64 tokens, which all read the weights of the chunk before; with
-    1 it has them token by token, as the chunk form here has, and holds the weights of every token.
+    With ``chunk_size`` 64 it has one step, decay and momentum for 64 tokens, which all read the weights of the chunk before;
+    with 1 it has them token by token, as the chunk form here has, and holds the weights of every token.
     """
     from titans_pytorch import MemoryMLP, NeuralMemory
 

@@ -19,13 +19,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from calls import draw
 from cases import DEEP, FLA, TITANS, TITANS_TOKENS, chunk_cases, fla_cases, ours, recurrent_cases, titans_cases
-from provenance import provenance
-from report import aims, memory_table, picture, speed_table, time_table
+from chunk_report import aims, inserted, memory_table, page, picture, quote, speed_table, time_table
+from provenance import ROOT, provenance
 from timing import Case, alternate, say
 
-from inputs import draw
 from miras import presets
+from miras.forms.chunk import STRETCH
 from miras.lab.tables import show
 
 HERE = Path(__file__).resolve().parent
@@ -40,10 +41,10 @@ class Settings:
     dim: int = 64
     chunk: int = 64
     threads: int = 2
-    rounds: int = 9
-    slow_rounds: int = 3
+    rounds: int = 15
+    slow_rounds: int = 5
     lengths: tuple[int, ...] = (1024, 2048, 4096, 8192, 16384, 32768)
-    length_rounds: int = 3
+    length_rounds: int = 5
     memory_lengths: tuple[int, ...] = (8192, 16384)
 
 
@@ -72,12 +73,12 @@ def speed(settings: Settings) -> dict[str, Any]:
 
 
 def ratios(rows: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
-    """How many times faster ours are, by the smallest times of both, forward and backward together."""
+    """How many times faster ours are, by the medians of both."""
 
     def times(name: str, other: str, aim: float | None) -> list[dict[str, Any]]:
         if name not in rows or other not in rows:
             return []
-        factors = {kind: rows[other][kind]["min"] / rows[name][kind]["min"] for kind in ("forward", "forward_backward")}
+        factors = {kind: rows[other][kind]["median"] / rows[name][kind]["median"] for kind in ("forward", "forward_backward")}
         return [{"ours": name, "against": other, "aim": aim, **factors}]
 
     found = []
@@ -90,18 +91,25 @@ def ratios(rows: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def growth(settings: Settings) -> dict[str, Any]:
-    """Part two: Yaad against the length, and the slope of its logarithm."""
+    """Part two: Yaad against the length, and the slope in logarithms."""
     rows = []
     for length in settings.lengths:
         say(f"{length} tokens")
         call = draw(presets.yaad(), time=length, heads=settings.heads, dim=settings.dim, channelwise=True)
         case = ours("yaad", call, form="chunk", chunk=settings.chunk, rounds=settings.length_rounds)
         rows.append({"tokens": length, **alternate([case])["yaad"].as_json()})
+    # beyond two stretches the forward pass is recomputed in the backward pass, so the line bends there once
+    long = [row for row in rows if row["tokens"] > 2 * STRETCH * settings.chunk]
+    return {"rows": rows, "fit": fit(rows), "fit_recomputed": fit(long) if len(long) > 1 else None}
+
+
+def fit(rows: list[dict[str, Any]]) -> dict[str, float]:
+    """Slope and intercept of log seconds over log tokens, by least squares."""
     x = [math.log(row["tokens"]) for row in rows]
-    y = [math.log(row["forward_backward"]["min"]) for row in rows]
+    y = [math.log(row["forward_backward"]["median"]) for row in rows]
     mean_x, mean_y = sum(x) / len(x), sum(y) / len(y)
     slope = sum((a - mean_x) * (b - mean_y) for a, b in zip(x, y, strict=True)) / sum((a - mean_x) ** 2 for a in x)
-    return {"rows": rows, "slope": slope, "intercept": mean_y - slope * mean_x}
+    return {"slope": slope, "intercept": mean_y - slope * mean_x}
 
 
 def peaks(settings: Settings) -> list[dict[str, Any]]:
@@ -122,14 +130,8 @@ def peaks(settings: Settings) -> list[dict[str, Any]]:
     return rows
 
 
-def main() -> None:
-    """The command."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="short sequences and few rounds, to see that it runs")
-    parser.add_argument("--out", type=Path, help="the JSON file (default benchmarks/results/chunk-cpu.json, none with --quick)")
-    arguments = parser.parse_args()
-    settings = QUICK if arguments.quick else Settings()
-    out: Path | None = arguments.out or (None if arguments.quick else HERE / "results" / "chunk-cpu.json")
+def measure(settings: Settings) -> dict[str, Any]:
+    """All three parts, with where the numbers come from."""
     torch.set_num_threads(settings.threads)
     results: dict[str, Any] = {
         **provenance("titans-pytorch", "fla-core"),
@@ -143,14 +145,40 @@ def main() -> None:
     say("3 of 3: peak memory")
     results["memory"] = peaks(settings)
     results["load_after"] = os.getloadavg()[0]
+    return results
+
+
+def write_pages(results: dict[str, Any], image: Path, docs: Path) -> None:
+    """The page of results, and the quotation in the page about the chunk form."""
+    target, about = docs / "results" / "chunk_cpu.md", docs / "chunk.md"
+    target.parent.mkdir(parents=True, exist_ok=True)
+    target.write_text(page(results, os.path.relpath(image, target.parent)))
+    about.write_text(inserted(about.read_text(), quote(results)))
+
+
+def main() -> None:
+    """The command."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="short sequences and few rounds, to see that it runs; no pages")
+    parser.add_argument("--out", type=Path, help="the JSON file (default benchmarks/results/chunk-cpu.json, none with --quick)")
+    parser.add_argument("--report-only", action="store_true", help="make tables, picture and pages from the file that is there")
+    arguments = parser.parse_args()
+    out: Path | None = arguments.out or (None if arguments.quick else HERE / "results" / "chunk-cpu.json")
+    if arguments.report_only:
+        results = json.loads((out or HERE / "results" / "chunk-cpu.json").read_text())
+    else:
+        results = measure(QUICK if arguments.quick else Settings())
     for table in (speed_table(results), aims(results), time_table(results), memory_table(results)):
         show(table)
         print()
-    if out is not None:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        out.write_text(json.dumps(results, indent=2, allow_nan=False) + "\n")
-        picture(results, out.with_suffix(".png"))
-        print(f"See {out} and {out.with_suffix('.png')}")
+    if out is None:
+        return
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.write_text(json.dumps(results, indent=2, allow_nan=False) + "\n")
+    picture(results, out.with_suffix(".png"))
+    print(f"See {out} and {out.with_suffix('.png')}")
+    if not arguments.quick:
+        write_pages(results, out.with_suffix(".png"), ROOT / "docs")
 
 
 if __name__ == "__main__":

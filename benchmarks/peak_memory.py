@@ -14,24 +14,32 @@ import sys
 from pathlib import Path
 
 import torch
+from calls import draw
 
-from inputs import draw
 from miras import memorize, presets
 
-UNIT = 1 if sys.platform == "darwin" else 1024  # what ru_maxrss counts in
+
+def status(field: str) -> int | None:
+    """A size that Linux reports of this process, in bytes; None elsewhere."""
+    try:
+        lines = Path("/proc/self/status").read_text().splitlines()
+    except OSError:
+        return None
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{field}:")), None)
 
 
 def peak() -> int:
-    """The highest resident memory so far, in bytes."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * UNIT
+    """The highest resident memory so far, in bytes.
+
+    On Linux not by ``getrusage``, whose number a process inherits from the one that started it.
+    """
+    counted_in = 1 if sys.platform == "darwin" else 1024
+    return status("VmHWM") or resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * counted_in
 
 
 def resident() -> int:
     """The resident memory now, in bytes; the highest so far where the system does not say."""
-    try:
-        return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
-    except OSError:
-        return peak()
+    return status("VmRSS") or peak()
 
 
 def run(name: str, time: int, heads: int, dim: int, chunk: int) -> dict[str, int]:

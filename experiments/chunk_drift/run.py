@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-sys.path.insert(0, str(ROOT / "benchmarks"))
+sys.path.append(str(ROOT / "benchmarks"))
 
 from measure import measure, settings  # noqa: E402
 from provenance import source  # noqa: E402

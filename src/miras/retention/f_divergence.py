@@ -21,7 +21,7 @@ from .simplex import (
     slice_mass,
 )
 
-BISECTIONS = 20
+BISECTIONS = 40
 REFINEMENTS = 5
 
 
@@ -173,8 +173,10 @@ class FDivergence(Retention):
         self, held: Held, log_decay: Tensor | None, update: Tensor, threshold: Tensor | None, anchor: Tensor | None
     ) -> Held:
         divergence, axes = Divergence.known[self.g], slice_axes(held.weight, self.slice)
-        zeta = solve_multiplier(divergence, held.weight, update, axes, slice_mass(held.weight, self.slice, self.c))
-        weight = held.weight * divergence.g(-zeta - update)
+        # in float64: where the entry with the smallest update has almost no weight, the root lies a hair from g's pole
+        previous, change = held.weight.double(), update.double()
+        zeta = solve_multiplier(divergence, previous, change, axes, slice_mass(held.weight, self.slice, self.c))
+        weight = (previous * divergence.g(-zeta - change)).to(held.weight.dtype)
         return Held(weight, weight)
 
     def linear(self, held: Held, anchor: Tensor | None) -> Linear:

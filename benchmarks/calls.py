@@ -14,7 +14,7 @@ from torch import Tensor
 from miras import Gates, Spec
 from miras.lab.untrained import initial_weights, unit_step
 
-# eta = STEP * std(W_0) * std(A_0), times 1 - MU with momentum; 0.5 where the memory starts from zeros, as a trained delta rule has
+# eta = STEP * std(W_0) * std(A_0), times 1 - MU with momentum; memories that start from zeros take the larger step
 STEP, MATRIX_STEP, DECAY, DELTA, MU = 0.1, 0.5, 1e-3, 4.0, 0.5
 
 
