@@ -102,7 +102,7 @@ def test_a_state_carried_in_and_out_at_any_place():
 
 
 @dataclass(frozen=True, kw_only=True)
-class LogCosh(bias.Bias):
+class SoftAbs(bias.Bias):
     """A coordinate-wise bias of a user's own."""
 
     def loss(self, prediction, value, delta):
@@ -128,12 +128,12 @@ def log_cosh_slope(error, delta, p: tl.constexpr):
 
 def test_a_bias_of_a_users_own_is_fused_by_two_functions():
     kept = retention.L2(at="previous")
-    spec = Spec(memory=memory.MLP(), bias=LogCosh(), retention=kept, algorithm=algorithm.GradientDescent())
+    spec = Spec(memory=memory.MLP(), bias=SoftAbs(), retention=kept, algorithm=algorithm.GradientDescent())
     arguments = on_device(draw(spec, B=1, T=16, H=1, K=16), torch.float32)
-    biases.DEVICE.pop("LogCosh", None)
-    with pytest.raises(ValueError, match="bias LogCosh has no device function: register one"):
+    biases.DEVICE.pop("SoftAbs", None)
+    with pytest.raises(ValueError, match="bias SoftAbs has no device function: register one"):
         memorize(spec, *arguments[:4], chunk_size=16, backend="triton", **arguments[4])
-    biases.register("LogCosh", log_cosh, log_cosh_slope)
+    biases.register("SoftAbs", log_cosh, log_cosh_slope)
     compared(spec, B=1, T=32, H=1, K=16)
 
 
