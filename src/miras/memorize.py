@@ -217,7 +217,7 @@ def explain(spec: Spec, device: torch.device | str = "cpu") -> Explanation:
     exact = kind != "scan"
     refused = kernels_refuse(spec, device, torch.bfloat16, 64, spec.chunk_size) if device.type == "cuda" else None
     if device.type == "cuda" and refused is None:
-        reason = f"{REASONS[kind]}; fused kernels for bf16 and 33 to 64 channels a head, plain PyTorch otherwise"
+        reason = f"{REASONS[kind]}; fused kernels for bf16 and 48 or 64 channels a head, plain PyTorch otherwise"
         return Explanation(form="chunk", backend="triton", exact=exact, reason=reason)
     where = f"plain PyTorch on {device.type}" + ("" if refused is None else f", since {refused}")
     return Explanation(form="chunk", backend="torch", exact=exact, reason=f"{REASONS[kind]}; {where}")
