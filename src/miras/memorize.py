@@ -5,6 +5,7 @@ B batch, T time, H heads, K key channels, V value channels
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Literal
@@ -70,7 +71,7 @@ def memorize(
     (torch.Size([1, 10, 2, 4]), torch.Size([1, 2, 4, 4]))
     """
     require(isinstance(spec, Spec), f"spec must be a Spec (miras.presets.get(name) gives one), got {spec!r}")
-    size = checks.how(spec, form, chunk_size, backend, packed=cu_seqlens is not None)
+    size = checks.how(spec, form, chunk_size, backend)
     shapes = checks.tokens(spec, q, k, v, cu_seqlens)
     dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
     with torch.autocast(q.device.type, enabled=False):
@@ -84,11 +85,12 @@ def memorize(
             require(weights is None, "weights and state were both given: a state holds its weights, give one of them")
             start = checks.state_of(spec, state, shapes, query, form)
         call = (spec, query, key, value, shaped, gain, start)
+        kernel = form == "chunk" and choose(spec, q, size, backend) == "triton"
         if cu_seqlens is not None:
-            y, end = packed(*call, cu_seqlens.tolist(), form, size)
+            y, end = packed(*call, cu_seqlens.tolist(), form, size, q.dtype if kernel else None)
         elif form == "recurrent":
             y, end = recurrent(*call)
-        elif choose(spec, q, size, backend) == "triton":
+        elif kernel:
             y, end = fused(*call, size, q.dtype)
         else:
             y, end = chunk(*call, size)
@@ -116,7 +118,7 @@ def kernels_refuse(spec: Spec, device: torch.device, dtype: torch.dtype, channel
 def fused(
     spec: Spec, q: Tensor, k: Tensor, v: Tensor, gates: Gates, norm: Norm | None, start: AnyState, size: int, dtype: torch.dtype
 ) -> tuple[Tensor, AnyState]:
-    """Whole chunks by the kernels; what is left of a begun chunk before them, and a tail after them, by plain PyTorch."""
+    """By the kernels; what is left of a begun chunk before them by plain PyTorch."""
     from .kernels.deep_op import run
 
     assert isinstance(start, State)
@@ -124,18 +126,17 @@ def fused(
     if len(set(begun)) > 1:
         return chunk(spec, q, k, v, gates, norm, start, size)
     head = min(-begun[0] % size, q.shape[1])
-    whole = (q.shape[1] - head) // size * size
     outputs: list[Tensor] = []
     state: AnyState = start
-    for left, right, kernel in ((0, head, False), (head, head + whole, True), (head + whole, q.shape[1], False)):
+    for left, right in ((0, head), (head, q.shape[1])):
         if left == right:
             continue
         cut = slice(left, right)
         own = Gates(*(None if gate is None else gate[:, cut] for gate in gates))
-        if kernel:
+        if left == head:
             assert isinstance(state, State)
             low = [x[:, cut].to(dtype) for x in (q, k, v)]
-            y, state = run(spec, low[0], low[1], low[2], own, norm, state, size)
+            y, state = run(spec, low[0], low[1], low[2], own, norm, state, size, [right - left] * q.shape[0])
         else:
             y, state = chunk(spec, q[:, cut], k[:, cut], v[:, cut], own, norm, state, size)
         outputs.append(y.to(v.dtype))
@@ -159,8 +160,18 @@ def packed(
     bounds: list[int],
     form: Form,
     size: int,
+    dtype: torch.dtype | None,
 ) -> tuple[Tensor, AnyState]:
-    """The sequences of a packed batch, each from its own row of the state: in buckets of rows, or one by one."""
+    """The sequences of a packed batch, each from its own row of the state.
+
+    By the kernels, whose products are in ``dtype``, where all rows stand at a chunk's start; else by buckets of rows or one
+    by one.
+    """
+    if dtype is not None and isinstance(start, State) and (start.chunk is None or not start.chunk.position.any()):
+        from .kernels.deep_op import run
+
+        lengths = [right - left for left, right in itertools.pairwise(bounds)]
+        return run(spec, q.to(dtype), k.to(dtype), v.to(dtype), gates, norm, start, size, lengths)
     pairs = k.shape[1] // q.shape[1]
     y = torch.zeros_like(v[:, : q.shape[1]])
     ends: dict[int, AnyState] = {}

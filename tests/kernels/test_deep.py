@@ -24,13 +24,13 @@ def on_device(tree, dtype=None):
     return move(q), move(k), move(v), gates, keywords
 
 
-def compared(spec, tolerance=2e-5, size=16, **sizes):
+def compared(spec, tolerance=2e-5, size=16, cu_seqlens=None, **sizes):
     """Outputs, outgoing weights and gradients of the kernels in float32, against the chunk form in float64."""
     exact = on_device(draw(spec, **sizes))
     single = on_device(exact, torch.float32)
     results = []
     for arguments, backend in ((exact, "torch"), (single, "triton")):
-        y, state = memorize(spec, *arguments[:4], chunk_size=size, backend=backend, **arguments[4])
+        y, state = memorize(spec, *arguments[:4], chunk_size=size, backend=backend, cu_seqlens=cu_seqlens, **arguments[4])
         mark = torch.Generator().manual_seed(1)
         total = sum((x * torch.randn(x.shape, generator=mark, dtype=torch.float64).to(x)).sum() for x in (y, *state.weights))
         named = leaves(*arguments)
@@ -101,6 +101,23 @@ def test_a_state_carried_in_and_out_at_any_place():
         assert relative(last.weights[0], end.weights[0]) < 2e-6
 
 
+@pytest.mark.parametrize("name", ["yaad", "yaad anchored"])
+def test_packed_sequences_values_states_and_every_gradient(name):
+    """Lengths of no whole number of chunks; the open chunks' states continue."""
+    spec, bounds = SPECS[name], torch.tensor([0, 37, 42, 58])
+    compared(spec, B=1, T=58, H=2, K=16, cu_seqlens=bounds)
+    q, k, v, gates, keywords = on_device(draw(spec, B=1, T=58, H=2, K=16), torch.float32)
+    ends = {}
+    for backend in ("torch", "triton"):
+        _, state = memorize(spec, q, k, v, gates, chunk_size=16, backend=backend, cu_seqlens=bounds, **keywords)
+        _, ends[backend] = memorize(
+            spec, q, k, v, gates, chunk_size=16, backend="torch", cu_seqlens=bounds, state=state, norm=keywords["norm"]
+        )
+    assert ends["torch"].chunk.position.tolist() == ends["triton"].chunk.position.tolist() == [10, 10, 0]
+    for want, found in zip(ends["torch"].weights, ends["triton"].weights, strict=True):
+        assert relative(found, want) < 2e-5
+
+
 @dataclass(frozen=True, kw_only=True)
 class SoftAbs(bias.Bias):
     """A coordinate-wise bias of a user's own."""
@@ -146,7 +163,6 @@ def test_a_bias_of_a_users_own_is_fused_by_two_functions():
         (presets.yaad(form="mixture"), {}, "is not coordinate-wise and exact"),
         (presets.yaad(), {"chunk_size": 8}, "the kernels (take|are proven)"),
         (presets.yaad(), {"form": "recurrent"}, "form='recurrent' has no kernels"),
-        (presets.yaad(), {"cu_seqlens": torch.tensor([0, 8])}, "packed sequences have no kernels yet"),
     ],
     ids=str,
 )

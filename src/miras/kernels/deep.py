@@ -5,6 +5,8 @@ R sequences, B batch, T time, H heads, D channels, E hidden channels, N chunks
 
 from __future__ import annotations
 
+import os
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 import torch
@@ -12,9 +14,20 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from .backward_kernels import (
+    anchor_backward,
+    begin_backward,
+    error_backward,
+    finish_backward,
+    linearise,
+    read_backward,
+    scan_backward,
+    write_backward,
+)
 from .biases import DEVICE, Fused
-from .deep_kernels import begin_backward, finish, finish_backward, pairs, read_backward, readout, scan, scan_backward
+from .forward_kernels import finish, prepare, readout, scan
 
+INTERPRETED = os.environ.get("TRITON_INTERPRET", "0") == "1"
 DOTS = {torch.bfloat16: tl.bfloat16, torch.float16: tl.float16, torch.float32: tl.float32}
 
 
@@ -25,17 +38,15 @@ class Rows(NamedTuple):
     length: Tensor
     chunk: Tensor
     row: Tensor
-    longest: int
 
     @classmethod
     def of(cls, lengths: list[int], size: int, device: torch.device) -> Rows:
         """Sequences that lie one behind the other."""
         counts = [-(-length // size) for length in lengths]
-        first = [sum(lengths[:i]) for i in range(len(lengths))]
-        starts = [sum(counts[:i]) for i in range(len(counts))]
+        first, starts = ([0, *accumulate(x)][:-1] for x in (lengths, counts))
         row = [i for i, count in enumerate(counts) for _ in range(count)]
-        tensors = [torch.tensor(x, dtype=torch.int64, device=device) for x in (first, lengths, starts, row)]
-        return cls(tensors[0], tensors[1], tensors[2], tensors[3], max(counts))
+        tensors = (torch.tensor(x, dtype=torch.int64).to(device, non_blocking=True) for x in (first, lengths, starts, row))
+        return cls(*tensors)
 
 
 class Tokens(NamedTuple):
@@ -61,7 +72,11 @@ class Weights(NamedTuple):
 
 
 class Saved(NamedTuple):
-    """What the forward pass leaves for the backward one: chunk-start weights, errors, norm inputs, both layers' scores."""
+    """What the forward pass leaves for the backward one.
+
+    The weights at each chunk's start, the errors u1, both norms' inputs, both layers' scores, each write's step at its chunk's end
+    and the decay of each chunk.
+    """
 
     starts1: Tensor
     starts2: Tensor
@@ -71,6 +86,8 @@ class Saved(NamedTuple):
     o_anchor: Tensor
     scores1: Tensor
     scores2: Tensor
+    late: Tensor
+    kept: Tensor
 
 
 class Result(NamedTuple):
@@ -84,37 +101,34 @@ class Result(NamedTuple):
 
 
 def forward(tokens: Tokens, weights: Weights, rows: Rows, size: int, bias: Fused) -> tuple[Result, Saved]:
-    """The scan over chunks, then the readout of all of them."""
+    """What no weight enters, the scan over chunks, then the readout of all of them."""
     q, k, v, eta, log_alpha, delta = tokens
     heads, channels = q.shape[1:]
     hidden, chunks = weights.w2.shape[2], rows.row.shape[0]
-    state1, state2 = weights.w1.clone(), weights.w2.clone()
     saved = empty_saved(q, chunks, hidden, size, weights.anchor1 is not None)
-    y, tail1, tail2 = torch.empty_like(q), torch.empty_like(state1), torch.empty_like(state2)
+    result = Result(torch.empty_like(q), *(torch.empty_like(weights.w1) for _ in range(4)))
     anchors, norm = (weights.anchor1, weights.anchor2), (weights.gain, weights.shift)
     places = (rows.first, rows.length, rows.chunk)
     steps, decays = _strides(eta), _strides(log_alpha)
-    plain, pair, inner = _options(tokens, weights, size)
-    block, warps = _scan_block(q, hidden)
-    scan[(rows.first.shape[0], heads)](
-        k, v, eta, log_alpha, delta, state1, state2, *anchors, *norm, saved.starts1, saved.starts2, saved.u1, saved.o, tail1, tail2,
-        *places, heads, channels, hidden, *steps, *decays, *_strides(delta),
-        EB=block, NE=-(-hidden // block), BIAS=DEVICE[bias.name].gradient, P=bias.p, HAS_DELTA=delta is not None,
-        CHUNKS=rows.longest, num_warps=warps, num_stages=1, **plain,
-    )  # fmt: skip
+    say = options(q, size, hidden, tokens.log_alpha is not None, weights.anchor1 is not None)
     grid = (chunks, heads)
-    pairs[grid](
-        q, k, eta, log_alpha, saved.scores2, *places, rows.row, heads, channels, *steps, *decays, **pair,
+    prepare[grid](
+        q, k, eta, log_alpha, saved.scores2, saved.late, saved.kept, *places, rows.row, heads, channels, *steps, *decays, **say.pairs,
+    )  # fmt: skip
+    scan[(rows.first.shape[0], heads)](
+        k, v, saved.late, saved.kept, delta, weights.w1, weights.w2, *anchors, *norm, saved.starts1, saved.starts2, saved.u1, saved.o,
+        *result[1:], *places, heads, channels, hidden, *_strides(delta),
+        BIAS=DEVICE[bias.name].gradient, P=bias.p, HAS_DELTA=delta is not None, ANCHORED=say.anchored, **say.scan,
     )  # fmt: skip
     readout[grid](
         q, k, log_alpha, saved.u1, saved.scores2, saved.scores1, saved.o_q, saved.o_anchor, saved.starts1, saved.starts2, *anchors,
-        *places, rows.row, heads, channels, hidden, *decays, num_stages=2, **inner, **plain,
+        *places, rows.row, heads, channels, hidden, *decays, ANCHORED=say.anchored, **say.read,
     )  # fmt: skip
     finish[grid](
-        q, eta, log_alpha, saved.u1, saved.scores1, saved.o_q, saved.o_anchor, y, *norm, *places, rows.row, heads, channels,
-        *steps, *decays, ANCHORED=weights.anchor1 is not None, **pair,
+        q, eta, log_alpha, saved.u1, saved.scores1, saved.o_q, saved.o_anchor, result.y, *norm, *places, rows.row, heads, channels,
+        *steps, *decays, ANCHORED=say.anchored, **say.pairs,
     )  # fmt: skip
-    return Result(y, state1, state2, tail1, tail2), saved
+    return result, saved
 
 
 def empty_saved(q: Tensor, chunks: int, hidden: int, size: int, anchored: bool) -> Saved:
@@ -124,58 +138,81 @@ def empty_saved(q: Tensor, chunks: int, hidden: int, size: int, anchored: bool) 
     scores1, scores2 = (q.new_empty(chunks, heads, size, size) for _ in range(2))
     o_q = torch.empty_like(q, dtype=torch.float32)
     o_anchor = torch.empty_like(o_q) if anchored else o_q.new_empty(0)
-    return Saved(starts1, starts2, torch.empty_like(q), torch.empty_like(q), o_q, o_anchor, scores1, scores2)
+    u1, o, late = (torch.empty_like(q) for _ in range(3))
+    return Saved(starts1, starts2, u1, o, o_q, o_anchor, scores1, scores2, late, o_q.new_empty(chunks, heads, channels))
 
 
 def backward(
-    tokens: Tokens, weights: Weights, rows: Rows, size: int, bias: Fused, saved: Saved, dy: Tensor, dw1: Tensor, dw2: Tensor
+    tokens: Tokens, weights: Weights, rows: Rows, size: int, bias: Fused, saved: Saved, outer: Result
 ) -> tuple[Tokens, Weights]:
-    """The gradients of tokens and weights, given those of y and of the outgoing weights."""
+    """The gradients of tokens and weights, given those of the results, ``outer``."""
     q, k, v, eta, log_alpha, delta = tokens
     heads, channels = q.shape[1:]
     hidden, chunks = weights.w2.shape[2], rows.row.shape[0]
-    dw1, dw2 = dw1.clone(), dw2.clone()
-    anchored = weights.anchor1 is not None
-    anchors = (weights.anchor1, weights.anchor2)
+    dy, dw1, dw2 = outer.y, outer.w1.clone(), outer.w2.clone()
+    anchors, norm = (weights.anchor1, weights.anchor2), (weights.gain, weights.shift)
     places = (rows.first, rows.length, rows.chunk)
-    steps, decays = _strides(eta), _strides(log_alpha)
-    plain, pair, inner = _options(tokens, weights, size)
-    dq, dk, deta, dlog, du1, dv, ddelta = (torch.empty_like(q, dtype=torch.float32) for _ in range(7))
-    do = torch.empty_like(q)
-    dq_plain = torch.empty_like(dq) if anchored else None
-    z, slope, curve, u2, dz, du2 = (q.new_empty(q.shape[0], heads, hidden) for _ in range(6))
-    dread1, dread2 = torch.empty_like(saved.starts1), torch.empty_like(saved.starts1)
-    dplain1, dplain2 = (torch.empty_like(dread1), torch.empty_like(dread1)) if anchored else (None, None)
-    da1, da2 = (torch.zeros_like(dw1), torch.zeros_like(dw2)) if anchored else (None, None)
+    steps, decays, thresholds = _strides(eta), _strides(log_alpha), _strides(delta)
+    say = options(q, size, hidden, log_alpha is not None, weights.anchor1 is not None)
+    device = DEVICE[bias.name]
+    dq, dk, dv, deta, dlog, ddelta, du1 = (torch.empty_like(q, dtype=torch.float32) for _ in range(7))
+    do, unit, pull, bend = (torch.empty_like(q) for _ in range(4))
+    inverse, mean = torch.empty(2, *q.shape[:2], device=q.device)
+    z, slope, curve = (q.new_empty(chunks, heads, hidden, size) for _ in range(3))
+    move1, move2 = torch.empty_like(saved.starts1), torch.empty_like(saved.starts2)
+    dq_anchor, danchor1, danchor2, da1, da2 = (
+        torch.empty_like(x) if say.anchored else None for x in (dq, move1, move2, dw1, dw2)
+    )
     dscores1, dscores2 = torch.empty_like(saved.scores1), torch.empty_like(saved.scores1)
-    read_gain, read_shift = torch.empty(2, chunks, heads, channels, device=q.device)
-    scan_gain, scan_shift = torch.empty(2, rows.first.shape[0], heads, channels, device=q.device)
+    dgain, dshift = torch.empty(2, 2, chunks, heads, channels, device=q.device)
     grid = (chunks, heads)
     begin_backward[grid](
         eta, log_alpha, saved.u1, saved.scores1, saved.o_q, saved.o_anchor, dy, weights.gain,
-        do, dscores1, deta, dlog, du1, read_gain, read_shift, *places, rows.row, heads, channels, *steps, *decays,
-        ANCHORED=anchored, **pair,
+        do, dscores1, deta, dlog, du1, dgain[0], dshift[0], *places, rows.row, heads, channels, *steps, *decays,
+        ANCHORED=say.anchored, **say.pairs,
     )  # fmt: skip
     read_backward[grid](
         q, k, log_alpha, saved.u1, do, saved.scores2, dscores1, dscores2, saved.starts1, saved.starts2, *anchors,
-        dq, dq_plain, z, slope, curve, u2, dz, du2, dread1, dread2, dplain1, dplain2,
-        *places, rows.row, heads, channels, hidden, *decays, num_stages=1, **inner, **plain,
+        dq, dq_anchor, dk, du1, z, slope, curve, move1, move2, danchor1, danchor2,
+        *places, rows.row, heads, channels, hidden, *decays, ANCHORED=say.anchored, **say.read_backward,
     )  # fmt: skip
     finish_backward[grid](
-        q, k, eta, log_alpha, dy, dscores2, dq, dq_plain, dk, deta, dlog, *places, rows.row, heads, channels, *steps, *decays,
-        ANCHORED=anchored, **pair,
+        q, k, eta, log_alpha, dy, dscores2, dq, dq_anchor, dk, deta, dlog, *places, rows.row, heads, channels, *steps, *decays,
+        ANCHORED=say.anchored, **say.pairs,
     )  # fmt: skip
-    device, (block, warps) = DEVICE[bias.name], _reverse_block(q, hidden)
+    linearise[grid](
+        k, v, delta, saved.o, *norm, unit, pull, bend, inverse, mean, *places, rows.row, heads, channels, *thresholds,
+        C=size, DP=say.wide, BIAS=device.gradient, SLOPE=device.slope, P=bias.p, HAS_DELTA=delta is not None, num_warps=4,
+    )  # fmt: skip
+    _add_tails(move1, move2, rows, size, outer)
     scan_backward[(rows.first.shape[0], heads)](
-        k, v, eta, log_alpha, delta, saved.u1, saved.o, saved.starts1, saved.starts2, *anchors, weights.gain, weights.shift,
-        z, slope, curve, u2, dk, dv, deta, dlog, ddelta, du1, dz, du2, dread1, dread2, dplain1, dplain2,
-        dw1, dw2, da1, da2, scan_gain, scan_shift, *places, heads, channels, hidden, *steps, *decays, *_strides(delta),
-        EB=block, NE=-(-hidden // block), BIAS=device.gradient, SLOPE=device.slope, DELTA_SLOPE=device.delta_slope, P=bias.p,
-        HAS_DELTA=delta is not None, CHUNKS=rows.longest, num_warps=warps, num_stages=1, **plain,
+        k, saved.late, saved.kept, saved.u1, unit, pull, bend, inverse, mean, saved.starts1, z, slope, curve, du1, do, move1, move2,
+        dw1, dw2, *places, heads, channels, hidden, **say.scan_backward,
     )  # fmt: skip
-    gain, shift = read_gain.sum(0) + scan_gain.sum(0), read_shift.sum(0) + scan_shift.sum(0)
+    write_backward[grid](
+        k, eta, log_alpha, saved.late, saved.kept, saved.u1, do, saved.starts1, saved.starts2, *anchors, z, slope, curve, move1, move2,
+        dk, deta, dlog, *places, rows.row, heads, channels, hidden, *steps, *decays, ANCHORED=say.anchored, **say.write_backward,
+    )  # fmt: skip
+    error_backward[grid](
+        k, v, delta, saved.o, *norm, du1, dk, dv, ddelta, dgain[1], dshift[1], *places, rows.row, heads, channels, *thresholds,
+        C=size, DP=say.wide, BIAS=device.gradient, SLOPE=device.slope, DELTA_SLOPE=device.delta_slope, P=bias.p,
+        HAS_DELTA=delta is not None, num_warps=4,
+    )  # fmt: skip
+    if say.anchored:
+        anchor_backward[(rows.first.shape[0], heads, triton.cdiv(hidden, 32))](
+            saved.kept, move1, move2, danchor1, danchor2, da1, da2, rows.length, rows.chunk, heads, channels, hidden,
+            C=size, DP=say.wide, EB=32, num_warps=4,
+        )  # fmt: skip
     gates = (_like(deta, eta), _like(dlog, log_alpha), _like(ddelta, delta))
-    return Tokens(dq, dk, dv, *gates), Weights(dw1, dw2, da1, da2, gain, shift)  # type: ignore[arg-type]
+    return Tokens(dq, dk, dv, *gates), Weights(dw1, dw2, da1, da2, dgain.sum((0, 1)), dshift.sum((0, 1)))  # type: ignore[arg-type]
+
+
+def _add_tails(move1: Tensor, move2: Tensor, rows: Rows, size: int, outer: Result) -> None:
+    """What arrives at the weights an open chunk starts from joins what that chunk itself sends there."""
+    begun = (rows.length % size != 0)[:, None, None, None]
+    last = (rows.chunk + (rows.length - 1) // size).clamp(0, move1.shape[0] - 1)
+    for move, tail in ((move1, outer.tail1), (move2, outer.tail2)):
+        move.index_add_(0, last, torch.where(begun, tail, 0.0).to(move.dtype))
 
 
 def _like(gradient: Tensor, gate: Tensor | None) -> Tensor | None:
@@ -185,32 +222,44 @@ def _like(gradient: Tensor, gate: Tensor | None) -> Tensor | None:
     return gradient if gate.shape[2] > 1 else gradient.sum(2, keepdim=True)
 
 
-def _options(tokens: Tokens, weights: Weights, size: int) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
-    """What all kernels are told, what those of pairs are told besides, and the blocks of the read's inner loop."""
-    dtype, hidden, wide = tokens.q.dtype, weights.w2.shape[2], triton.next_power_of_2(tokens.q.shape[2])
-    common = {
-        "C": size,
-        "DP": wide,
-        "HAS_ALPHA": tokens.log_alpha is not None,
-        "DOT": DOTS[dtype],
-        "PRECISION": "ieee" if dtype == torch.float32 else "tf32",
-    }
-    # on Hopper, Triton 3.6 compiles the bf16 read with blocks of 32 wrongly (docs/kernels.md); float32 has no room for 64
-    block = 32 if dtype == torch.float32 else 64
-    inner = {"EB": block, "NE": -(-hidden // block), "num_warps": 4}
-    return common | {"ANCHORED": weights.anchor1 is not None}, common | {"BLOCK": min(16, size), "num_warps": 4}, inner
+class Options(NamedTuple):
+    """The compile-time arguments and launch settings of each kind of kernel."""
+
+    anchored: bool
+    wide: int
+    pairs: dict[str, Any]
+    scan: dict[str, Any]
+    read: dict[str, Any]
+    read_backward: dict[str, Any]
+    scan_backward: dict[str, Any]
+    write_backward: dict[str, Any]
 
 
-def _scan_block(q: Tensor, hidden: int) -> tuple[int, int]:
-    """Hidden channels a step of the scan takes, and its warps: as much as registers and shared memory hold."""
-    small = q.dtype == torch.float32 or q.shape[2] > 64
-    return min(64 if small else 128, triton.next_power_of_2(hidden)), 8
+def options(q: Tensor, size: int, hidden: int, decays: bool, anchored: bool) -> Options:
+    """What the kernels are told: as many hidden channels at once as registers and shared memory hold."""
+    dtype, wide = q.dtype, triton.next_power_of_2(q.shape[2])
+    exact, large = dtype == torch.float32, wide > 64
+    shape = {"C": size, "DP": wide}
+    products = {"DOT": DOTS[dtype], "PRECISION": "ieee" if exact else "tf32"}
+    # float16 has no room for the exponents that split a decay between two tokens
+    paired = products | ({"DOT": tl.float32} if dtype == torch.float16 else {})
 
+    def blocks(most: int, warps: int, stages: int = 1) -> dict[str, Any]:
+        block = min(most // (2 if exact else 1) // (2 if large else 1), triton.next_power_of_2(hidden))
+        return shape | products | {"EB": block, "NE": triton.cdiv(hidden, block), "num_warps": warps, "num_stages": stages}
 
-def _reverse_block(q: Tensor, hidden: int) -> tuple[int, int]:
-    """The same for the reverse scan, which holds more at once."""
-    small = q.dtype == torch.float32 or q.shape[2] > 64
-    return min(32 if small else 64, triton.next_power_of_2(hidden)), 8
+    fast = {"FAST": not exact and not INTERPRETED}
+    alpha = {"HAS_ALPHA": decays}
+    return Options(
+        anchored=anchored,
+        wide=wide,
+        pairs=shape | paired | alpha | {"BLOCK": min(16, size), "num_warps": 4},
+        scan=blocks(128, 8) | fast,
+        read=blocks(64, 4) | alpha | fast,
+        read_backward=blocks(64, 4) | alpha | fast,
+        scan_backward=blocks(128, 8),
+        write_backward=blocks(64, 4) | alpha,
+    )
 
 
 def _strides(gate: Tensor | None) -> tuple[int, int, int]:

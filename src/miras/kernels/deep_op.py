@@ -14,11 +14,12 @@ from torch import Tensor
 from ..algorithm import GradientDescent
 from ..memory import MLP
 from ..retention import L2, Keep
+from ..retention.base import decay
 from ..spec import Spec
-from ..types import Gates, Norm, State
+from ..types import Gates, Norm, Progress, State
 from . import deep
 from .biases import Fused, fused
-from .deep import Rows, Saved, Tokens, Weights
+from .deep import Result, Rows, Saved, Tokens, Weights
 
 # what has been compared with float64 on a GPU, value by value: dtype, chunk size, channels a head, anchored
 PROVEN = (
@@ -80,7 +81,6 @@ def deep_forward(
     length: Tensor,
     chunk: Tensor,
     row: Tensor,
-    longest: int,
     size: int,
     bias: str,
     p: float,
@@ -88,12 +88,12 @@ def deep_forward(
     """y, the outgoing weights, the last open chunk's starting weights, and what the backward pass needs."""
     tokens = Tokens(q, k, v, eta, log_alpha, delta)
     weights = Weights(w1, w2, anchor1, anchor2, gain, shift)
-    result, saved = deep.forward(tokens, weights, Rows(first, length, chunk, row, longest), size, Fused(bias, p))
+    result, saved = deep.forward(tokens, weights, Rows(first, length, chunk, row), size, Fused(bias, p))
     return [*result, *saved]
 
 
 @deep_forward.register_fake
-def _(q, k, v, eta, log_alpha, delta, w1, w2, anchor1, anchor2, gain, shift, first, length, chunk, row, longest, size, bias, p):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
+def _(q, k, v, eta, log_alpha, delta, w1, w2, anchor1, anchor2, gain, shift, first, length, chunk, row, size, bias, p):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
     states = (torch.empty_like(w) for w in (w1, w2, w1, w2))
     return [torch.empty_like(q), *states, *deep.empty_saved(q, row.shape[0], w2.shape[2], size, anchor1 is not None)]
 
@@ -117,10 +117,7 @@ def deep_backward(
     chunk: Tensor,
     row: Tensor,
     saved: list[Tensor],
-    dy: Tensor,
-    dw1: Tensor,
-    dw2: Tensor,
-    longest: int,
+    outer: list[Tensor],
     size: int,
     bias: str,
     p: float,
@@ -128,8 +125,8 @@ def deep_backward(
     """The gradients of all that can have one, in the order of ``deep_forward``; empty where an argument was None."""
     tokens = Tokens(q, k, v, eta, log_alpha, delta)
     weights = Weights(w1, w2, anchor1, anchor2, gain, shift)
-    rows = Rows(first, length, chunk, row, longest)
-    dtokens, dweights = deep.backward(tokens, weights, rows, size, Fused(bias, p), Saved(*saved), dy, dw1, dw2)
+    rows = Rows(first, length, chunk, row)
+    dtokens, dweights = deep.backward(tokens, weights, rows, size, Fused(bias, p), Saved(*saved), Result(*outer))
     pairs = zip((*dtokens, *dweights), (*tokens, *weights), strict=True)
     return [q.new_empty(0) if d is None or x is None else d.to(x.dtype) for d, x in pairs]
 
@@ -141,19 +138,17 @@ def _(q, k, v, eta, log_alpha, delta, w1, w2, anchor1, anchor2, gain, shift, *re
 
 
 def _remember(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
-    *tensors, ctx.longest, ctx.size, ctx.bias, ctx.p = inputs
+    *tensors, ctx.size, ctx.bias, ctx.p = inputs
     ctx.save_for_backward(*tensors, *output[5:])
     ctx.set_materialize_grads(True)
 
 
 def _backward(ctx: Any, grads_out: list[Tensor]) -> tuple[Tensor | None, ...]:
-    dy, dw1, dw2 = grads_out[:3]
     tensors, saved = ctx.saved_tensors[:16], ctx.saved_tensors[16:]
-    grads = deep_backward(
-        *tensors, list(saved), dy.contiguous(), dw1.contiguous(), dw2.contiguous(), ctx.longest, ctx.size, ctx.bias, ctx.p
-    )
+    outer = [grad.contiguous() for grad in grads_out[:5]]
+    grads = deep_backward(*tensors, list(saved), outer, ctx.size, ctx.bias, ctx.p)
     own = [None if x is None else grad for x, grad in zip(tensors[:12], grads, strict=True)]
-    return (*own, *[None] * 8)
+    return (*own, *[None] * 7)
 
 
 deep_forward.register_autograd(_backward, setup_context=_remember)
@@ -168,20 +163,54 @@ def run(
     norm: Norm | None,
     state: State,
     size: int,
+    lengths: list[int],
 ) -> tuple[Tensor, State]:
-    """Whole chunks by the kernels: tokens ``[B,T,H,D]`` in the dtype of the products, T a multiple of ``size``."""
-    batch, time, heads, channels = q.shape
+    """Tokens ``[B,T,H,D]`` in the dtype of the products, by the kernels, each row from a chunk's start.
+
+    ``lengths`` are those of the sequences, which lie one behind the other: B times T, or those packed in a batch of 1.
+    """
     bias = fused(spec.bias)
     assert isinstance(bias, Fused) and gates.eta is not None and isinstance(state.weights, tuple)
-    rows = Rows.of([time] * batch, size, q.device)
+    rows = Rows.of(lengths, size, q.device)
     w1, w2 = state.weights
     anchors = (state.anchor[0].mT.contiguous(), state.anchor[1].contiguous()) if state.anchor else (None, None)
-    ones = torch.ones(heads, channels, dtype=torch.float32, device=q.device)
+    ones = torch.ones(*q.shape[2:], dtype=torch.float32, device=q.device)
     gain, shift = (ones, torch.zeros_like(ones)) if norm is None else norm
-
     given = (q, k, v, gates.eta, gates.log_alpha, gates.delta)
     flat = [None if x is None else x.flatten(0, 1).contiguous() for x in given]
     states = (w1.mT.contiguous(), w2.contiguous(), *anchors, gain.contiguous(), shift.contiguous())
-    y, new1, new2, *_ = deep_forward(*flat, *states, *rows, size, bias.name, bias.p)
-    weights = (new1.mT, new2)
-    return y.reshape(batch, time, heads, channels), State(weights, weights, state.anchor, ())
+    y, new1, new2, tail1, tail2, *_ = deep_forward(*flat, *states, *rows, size, bias.name, bias.p)
+    end = (new1.mT, new2)
+    if any(length % size for length in lengths):
+        reached = State(end, *_open(rows, end, (tail1.mT, tail2), flat[4], state, size, lengths))
+    else:
+        reached = State(end, end, state.anchor, ())
+    return y.reshape(q.shape), reached
+
+
+def _open(
+    rows: Rows,
+    end: tuple[Tensor, Tensor],
+    tails: tuple[Tensor, Tensor],
+    log_alpha: Tensor | None,
+    state: State,
+    size: int,
+    lengths: list[int],
+) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...], tuple[Tensor, ...], Progress]:
+    """What a state in mid-chunk holds besides its weights: those at the chunk's start, and what has accumulated since."""
+    begun = rows.length % size
+    start = tuple(torch.where((begun > 0)[:, None, None, None], tail, new) for tail, new in zip(tails, end, strict=True))
+    zero = torch.zeros_like(start[0][..., :1, :1])
+    decays, kept = (zero, zero), start
+    if log_alpha is not None:
+        token = torch.arange(log_alpha.shape[0], device=log_alpha.device)
+        row = torch.bucketize(token, rows.first + rows.length, right=True)
+        late = token >= (rows.first + rows.length - begun)[row]
+        total = log_alpha.new_zeros(len(lengths), *log_alpha.shape[1:]).index_add(0, row, log_alpha * late[:, None, None])
+        decays = (total[..., :, None], total[..., None, :])
+        kept = tuple(
+            decay(weight, log, anchor) for weight, log, anchor in zip(start, decays, state.anchor or (None, None), strict=True)
+        )
+    moved = tuple(a - b for a, b in zip(kept, end, strict=True))
+    position = torch.tensor([length % size for length in lengths])
+    return start, state.anchor, (), Progress(start, moved, decays, (zero, zero), position)

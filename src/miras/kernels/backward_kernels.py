@@ -1,0 +1,411 @@
+"""The 2-layer MLP memory backwards: the read of all chunks at once, a reverse scan of the state's adjoint, the writes of all chunks.
+
+What the read sends into a chunk's write is affine in the adjoint that arrives from later chunks, so everything that does not depend on
+that adjoint is summed before the scan (``read_backward``), and everything the scan itself does not need after it (``write_backward``).
+Hidden tiles are [EB,C], hidden channels first, so that most products take their left side from registers.
+
+C tokens of a chunk, D channels (DP: a power of two), E = 4 D hidden channels in blocks of EB, N chunks, R sequences
+"""
+
+# ruff: noqa: ANN001, ANN201
+# mypy: ignore-errors
+# fmt: off
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from .tiles import (
+    decayed_scores,
+    decayed_values,
+    gelu_curve,
+    gelu_slope,
+    norm_backprop,
+    place,
+    rows,
+    standardise,
+    tile,
+    transposed_values,
+    weight,
+)
+
+
+@triton.jit
+def begin_backward(
+    eta_ptr, log_alpha_ptr, u1_ptr, scores1_ptr, o_ptr, o_anchor_ptr, dy_ptr, gain_ptr,
+    do_ptr, dscores1_ptr, deta_ptr, dlog_ptr, du1_ptr, dgain_ptr, dshift_ptr,
+    first_ptr, length_ptr, chunk_ptr, row_ptr, H, D,
+    eta_token, eta_head, eta_d, alpha_token, alpha_head, alpha_d,
+    C: tl.constexpr, DP: tl.constexpr, BLOCK: tl.constexpr,
+    HAS_ALPHA: tl.constexpr, ANCHORED: tl.constexpr, DOT: tl.constexpr, PRECISION: tl.constexpr,
+):
+    """From dy through the norm and the outer layer's decays: what ``finish`` did, backwards."""
+    number, head = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
+    d, t = tl.arange(0, DP), tl.arange(0, C)
+    _, token, there = place(number, row_ptr, first_ptr, length_ptr, chunk_ptr, t, C)
+    there_d = there[:, None] & (d[None, :] < D)
+    out = token[:, None] * H * D + head * D + d[None, :]
+    square = (number * H + head) * C * C + t[:, None] * C + t[None, :]
+    o, dy = tile(o_ptr, token, head, d, H, D, there), tile(dy_ptr, token, head, d, H, D, there)
+    gain = tl.load(gain_ptr + head * D + d, mask=d < D, other=0.0)
+    unit, inverse = standardise(o, d, D)
+    tl.store(dgain_ptr + (number * H + head) * D + d, tl.sum(dy * unit, 0), mask=d < D)
+    tl.store(dshift_ptr + (number * H + head) * D + d, tl.sum(dy, 0), mask=d < D)
+    do = norm_backprop(gain[None, :] * dy, unit, inverse, d, D)
+    tl.store(do_ptr + out, do, mask=there_d)
+    eta = rows(eta_ptr, token, head, d, eta_token, eta_head, eta_d, there, D)
+    u1 = tile(u1_ptr, token, head, d, H, D, there)
+    x = eta * u1
+    s1 = tl.load(scores1_ptr + square).to(tl.float32)
+    if HAS_ALPHA:
+        total = tl.cumsum(rows(log_alpha_ptr, token, head, d, alpha_token, alpha_head, alpha_d, there, D), 0)
+        ds1 = -decayed_scores(do, x, total, t, DOT, PRECISION, C, BLOCK)
+        dx = -transposed_values(s1, do, total, t, DOT, PRECISION, C, BLOCK)
+        decayed = o
+        if ANCHORED:
+            decayed = o - tile(o_anchor_ptr, token, head, d, H, D, there)
+        tl.store(dlog_ptr + out, do * decayed - x * dx, mask=there_d)
+    else:
+        ds1 = -tl.dot(do.to(DOT), tl.trans(x.to(DOT)), input_precision=PRECISION)
+        ds1 = tl.where(t[:, None] >= t[None, :], ds1, 0.0)
+        dx = -tl.dot(tl.trans(s1.to(DOT)), do.to(DOT), input_precision=PRECISION)
+    tl.store(dscores1_ptr + square, ds1)
+    tl.store(deta_ptr + out, u1 * dx, mask=there_d)
+    tl.store(du1_ptr + out, eta * dx, mask=there_d)
+
+
+@triton.jit
+def read_backward(
+    q_ptr, k_ptr, log_alpha_ptr, u1_ptr, do_ptr, scores2_ptr, dscores1_ptr, dscores2_ptr,
+    starts1_ptr, starts2_ptr, anchor1_ptr, anchor2_ptr,
+    dq_ptr, dq_anchor_ptr, dk_ptr, du1_ptr, z_ptr, slope_ptr, curve_ptr, move1_ptr, move2_ptr, danchor1_ptr, danchor2_ptr,
+    first_ptr, length_ptr, chunk_ptr, row_ptr, H, D, E,
+    alpha_token, alpha_head, alpha_d,
+    C: tl.constexpr, DP: tl.constexpr, EB: tl.constexpr, NE: tl.constexpr,
+    HAS_ALPHA: tl.constexpr, ANCHORED: tl.constexpr, DOT: tl.constexpr, PRECISION: tl.constexpr, FAST: tl.constexpr,
+):
+    """One program a chunk and head: through both reads, and what they send into the chunk's own gradients.
+
+    ``move1``, ``move2`` receive what this chunk adds to the adjoint of its starting weights, ``du1`` and ``dk`` the read's share of theirs.
+    """
+    number, head = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
+    d, t, e = tl.arange(0, DP), tl.arange(0, C), tl.arange(0, EB)
+    row, token, there = place(number, row_ptr, first_ptr, length_ptr, chunk_ptr, t, C)
+    there_d = there[:, None] & (d[None, :] < D)
+    out = token[:, None] * H * D + head * D + d[None, :]
+    square = (number * H + head) * C * C + t[:, None] * C + t[None, :]
+    query, do = tile(q_ptr, token, head, d, H, D, there), tile(do_ptr, token, head, d, H, D, there)
+    late, late_do = query, do
+    if HAS_ALPHA:
+        kept = tl.exp(tl.cumsum(rows(log_alpha_ptr, token, head, d, alpha_token, alpha_head, alpha_d, there, D), 0))
+        late, late_do = kept * query, kept * do
+    towards, towards_do = (query - late).to(DOT), (do - late_do).to(DOT)
+    late, late_do = late.to(DOT), late_do.to(DOT)
+    key, u1 = tile(k_ptr, token, head, d, H, D, there).to(DOT), tile(u1_ptr, token, head, d, H, D, there).to(DOT)
+    s2, ds1 = tl.load(scores2_ptr + square).to(DOT), tl.load(dscores1_ptr + square).to(DOT)
+    dq, dq_anchor = tl.zeros([C, DP], tl.float32), tl.zeros([C, DP], tl.float32)
+    dk, du1 = tl.zeros([C, DP], tl.float32), tl.zeros([C, DP], tl.float32)
+    ds2 = tl.zeros([C, C], tl.float32)
+    base, save, wide = (row * H + head) * E * D, (number * H + head) * E * D, (number * H + head) * E * C
+    for i in range(NE):
+        hidden = (i * EB + e)[:, None]
+        at, inside = hidden * D + d[None, :], (hidden < E) & (d[None, :] < D)
+        over, within = wide + hidden * C + t[None, :], (hidden < E) & (t[None, :] < C)
+        w1, w2 = weight(starts1_ptr + save, at, inside), weight(starts2_ptr + save, at, inside)
+        z, slope, curve = gelu_curve(tl.dot(w2, tl.trans(key), input_precision=PRECISION), FAST)
+        a = tl.dot(w1, tl.trans(u1), input_precision=PRECISION)
+        u2, z, curve = (slope * a).to(DOT), z.to(DOT), curve * a
+        tl.store(z_ptr + over, z, mask=within)
+        tl.store(slope_ptr + over, slope, mask=within)
+        tl.store(curve_ptr + over, curve, mask=within)
+        h_q = tl.dot(w2, tl.trans(late), input_precision=PRECISION)
+        h_q -= tl.dot(u2, tl.trans(s2), input_precision=PRECISION)
+        dz_q = tl.dot(w1, tl.trans(late_do), input_precision=PRECISION)
+        dz_q += tl.dot(z, tl.trans(ds1), input_precision=PRECISION)
+        if ANCHORED:
+            a1, a2 = weight(anchor1_ptr + base, at, inside).to(DOT), weight(anchor2_ptr + base, at, inside).to(DOT)
+            h_q += tl.dot(a2, tl.trans(towards), input_precision=PRECISION)
+            dz_q += tl.dot(a1, tl.trans(towards_do), input_precision=PRECISION)
+        z_q, slope_q = gelu_slope(h_q, FAST)
+        z_q, dh_q = z_q.to(DOT), (slope_q * dz_q).to(DOT)
+        dq += tl.dot(tl.trans(dh_q), w2, input_precision=PRECISION)
+        ds2 -= tl.dot(tl.trans(dh_q), u2, input_precision=PRECISION)
+        if ANCHORED:
+            dq_anchor += tl.dot(tl.trans(dh_q), a2, input_precision=PRECISION)
+            tl.store(danchor1_ptr + save + at, tl.dot(z_q, towards_do, input_precision=PRECISION), mask=inside)
+            tl.store(danchor2_ptr + save + at, tl.dot(dh_q, towards, input_precision=PRECISION), mask=inside)
+        move1 = tl.dot(z_q, late_do, input_precision=PRECISION)
+        move2 = tl.dot(dh_q, late, input_precision=PRECISION)
+        du2 = -tl.dot(dh_q, s2, input_precision=PRECISION)
+        da = (slope * du2).to(DOT)
+        dh = (curve * du2 + slope * tl.dot(z_q, ds1, input_precision=PRECISION)).to(DOT)
+        tl.store(move1_ptr + save + at, move1 + tl.dot(da, u1, input_precision=PRECISION), mask=inside)
+        tl.store(move2_ptr + save + at, move2 + tl.dot(dh, key, input_precision=PRECISION), mask=inside)
+        du1 += tl.dot(tl.trans(da), w1, input_precision=PRECISION)
+        dk += tl.dot(tl.trans(dh), w2, input_precision=PRECISION)
+    tl.store(dscores2_ptr + square, tl.where(t[:, None] >= t[None, :], ds2, 0.0))
+    tl.store(dq_ptr + out, dq, mask=there_d)
+    tl.store(dk_ptr + out, dk, mask=there_d)
+    tl.store(du1_ptr + out, tile(du1_ptr, token, head, d, H, D, there) + du1, mask=there_d)
+    if ANCHORED:
+        tl.store(dq_anchor_ptr + out, dq_anchor, mask=there_d)
+
+
+@triton.jit
+def finish_backward(
+    q_ptr, k_ptr, eta_ptr, log_alpha_ptr, dy_ptr, dscores2_ptr, dq_ptr, dq_anchor_ptr, dk_ptr, deta_ptr, dlog_ptr,
+    first_ptr, length_ptr, chunk_ptr, row_ptr, H, D,
+    eta_token, eta_head, eta_d, alpha_token, alpha_head, alpha_d,
+    C: tl.constexpr, DP: tl.constexpr, BLOCK: tl.constexpr,
+    HAS_ALPHA: tl.constexpr, ANCHORED: tl.constexpr, DOT: tl.constexpr, PRECISION: tl.constexpr,
+):
+    """The inner layer's scores backwards: dq whole, the read's share of dk, d eta and dL."""
+    number, head = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
+    d, t = tl.arange(0, DP), tl.arange(0, C)
+    _, token, there = place(number, row_ptr, first_ptr, length_ptr, chunk_ptr, t, C)
+    there_d = there[:, None] & (d[None, :] < D)
+    out = token[:, None] * H * D + head * D + d[None, :]
+    ds2 = tl.load(dscores2_ptr + (number * H + head) * C * C + t[:, None] * C + t[None, :]).to(tl.float32)
+    q, k = tile(q_ptr, token, head, d, H, D, there), tile(k_ptr, token, head, d, H, D, there)
+    eta = rows(eta_ptr, token, head, d, eta_token, eta_head, eta_d, there, D)
+    dq = tile(dq_ptr, token, head, d, H, D, there)
+    write = eta * k
+    if HAS_ALPHA:
+        total = tl.cumsum(rows(log_alpha_ptr, token, head, d, alpha_token, alpha_head, alpha_d, there, D), 0)
+        kept = tl.exp(total)
+        decayed = kept * dq + decayed_values(ds2, write, total, t, DOT, PRECISION, C, BLOCK)
+        dwrite = transposed_values(ds2, q, total, t, DOT, PRECISION, C, BLOCK)
+        dlog = tile(dlog_ptr, token, head, d, H, D, there) + q * decayed - write * dwrite
+        dq = decayed
+        if ANCHORED:
+            pulled = kept * tile(dq_anchor_ptr, token, head, d, H, D, there)
+            dlog -= q * pulled
+            dq += tile(dq_anchor_ptr, token, head, d, H, D, there) - pulled
+        tl.store(dlog_ptr + out, dlog, mask=there_d)
+    else:
+        dq += tl.dot(ds2.to(DOT), write.to(DOT), input_precision=PRECISION)
+        dwrite = tl.dot(tl.trans(ds2.to(DOT)), q.to(DOT), input_precision=PRECISION)
+    tl.store(dq_ptr + out, dq + tile(dy_ptr, token, head, d, H, D, there), mask=there_d)
+    tl.store(dk_ptr + out, tile(dk_ptr, token, head, d, H, D, there) + eta * dwrite, mask=there_d)
+    tl.store(deta_ptr + out, tile(deta_ptr, token, head, d, H, D, there) + k * dwrite, mask=there_d)
+
+
+@triton.jit
+def linearise(
+    k_ptr, v_ptr, delta_ptr, o_ptr, gain_ptr, shift_ptr, unit_ptr, pull_ptr, bend_ptr, inverse_ptr, mean_ptr,
+    first_ptr, length_ptr, chunk_ptr, row_ptr, H, D, delta_token, delta_head, delta_d,
+    C: tl.constexpr, DP: tl.constexpr, BIAS: tl.constexpr, SLOPE: tl.constexpr, P: tl.constexpr, HAS_DELTA: tl.constexpr,
+):
+    """The error u1 as a function of O, to first order: x, c = gain bias'(e), gain^2 bias''(e), 1/std and mean(c x)."""
+    number, head = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
+    d, t = tl.arange(0, DP), tl.arange(0, C)
+    _, token, there = place(number, row_ptr, first_ptr, length_ptr, chunk_ptr, t, C)
+    there_d = there[:, None] & (d[None, :] < D)
+    out = token[:, None] * H * D + head * D + d[None, :]
+    gain = tl.load(gain_ptr + head * D + d, mask=d < D, other=0.0)[None, :]
+    shift = tl.load(shift_ptr + head * D + d, mask=d < D, other=0.0)[None, :]
+    unit, inverse = standardise(tile(o_ptr, token, head, d, H, D, there), d, D)
+    error = tile(k_ptr, token, head, d, H, D, there) + gain * unit + shift - tile(v_ptr, token, head, d, H, D, there)
+    delta = error
+    if HAS_DELTA:
+        delta = rows(delta_ptr, token, head, d, delta_token, delta_head, delta_d, there, D)
+    c = tl.where(there_d, gain * BIAS(error, delta, P), 0.0)
+    tl.store(unit_ptr + out, unit, mask=there_d)
+    tl.store(pull_ptr + out, c, mask=there_d)
+    tl.store(bend_ptr + out, gain * gain * SLOPE(error, delta, P), mask=there_d)
+    tl.store(inverse_ptr + token * H + head, inverse, mask=there)
+    tl.store(mean_ptr + token * H + head, tl.sum(c * unit, 1) / D, mask=there)
+
+
+@triton.jit
+def through_norm(g, unit, u1, c, bend, inverse, mean_cx, d, D):
+    """dO from g = du1: -s mean(g u1) x + LN'[bend LN'[g] - s (g mean(c x) + c mean(g x))]."""
+    mean_gx, mean_gu = tl.sum(g * unit, 1) / D, tl.sum(g * u1, 1) / D
+    dc = inverse[:, None] * (g - (tl.sum(g, 1) / D)[:, None] - unit * mean_gx[:, None])
+    f = bend * dc - inverse[:, None] * (g * mean_cx[:, None] + c * mean_gx[:, None])
+    f = tl.where(d[None, :] < D, f, 0.0)
+    return norm_backprop(f, unit, inverse, d, D) - (inverse * mean_gu)[:, None] * unit
+
+
+@triton.jit
+def scan_backward(
+    k_ptr, late_ptr, kept_ptr, u1_ptr, unit_ptr, pull_ptr, bend_ptr, inverse_ptr, mean_ptr, starts1_ptr,
+    z_ptr, slope_ptr, curve_ptr, du1_ptr, do_ptr, move1_ptr, move2_ptr, dw1_ptr, dw2_ptr, first_ptr, length_ptr, chunk_ptr, H, D, E,
+    C: tl.constexpr, DP: tl.constexpr, EB: tl.constexpr, NE: tl.constexpr, DOT: tl.constexpr, PRECISION: tl.constexpr,
+):
+    """One program a sequence and head: the state's adjoint from the last chunk to the first.
+
+    ``dw1``, ``dw2`` come in as the outgoing state's gradient and leave as the incoming one's; ``du1`` and ``do`` become whole; in ``move1``, ``move2``
+    a chunk's own share is replaced by the adjoint that arrived at its end, which ``write_backward`` needs.
+    """
+    row, head = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
+    first, length, chunk0 = tl.load(first_ptr + row), tl.load(length_ptr + row), tl.load(chunk_ptr + row)
+    d, t, e = tl.arange(0, DP), tl.arange(0, C), tl.arange(0, EB)
+    base = (row * H + head) * E * D
+    chunks = (length + C - 1) // C
+    for back in range(chunks):
+        n = chunks - 1 - back
+        token = first + n * C + t
+        there = n * C + t < length
+        there_d = there[:, None] & (d[None, :] < D)
+        out = token[:, None] * H * D + head * D + d[None, :]
+        k, late = tile(k_ptr, token, head, d, H, D, there), tile(late_ptr, token, head, d, H, D, there)
+        late_k = (-late * k).to(DOT)
+        save, wide = ((chunk0 + n) * H + head) * E * D, ((chunk0 + n) * H + head) * E * C
+        dy1, g = tl.zeros([C, DP], tl.float32), tl.zeros([C, DP], tl.float32)
+        for i in range(NE):
+            hidden = (i * EB + e)[:, None]
+            at, inside = hidden * D + d[None, :], (hidden < E) & (d[None, :] < D)
+            over, within = wide + hidden * C + t[None, :], (hidden < E) & (t[None, :] < C)
+            dw1, dw2 = weight(dw1_ptr + base, at, inside).to(DOT), weight(dw2_ptr + base, at, inside).to(DOT)
+            da = weight(slope_ptr, over, within).to(tl.float32) * tl.dot(dw2, tl.trans(late_k), input_precision=PRECISION)
+            g += tl.dot(tl.trans(da.to(DOT)), weight(starts1_ptr + save, at, inside), input_precision=PRECISION)
+            dy1 -= tl.dot(tl.trans(weight(z_ptr, over, within)), dw1, input_precision=PRECISION)
+        g += tile(du1_ptr, token, head, d, H, D, there) + late * dy1
+        tl.store(du1_ptr + out, g, mask=there_d)
+        u1, unit = tile(u1_ptr, token, head, d, H, D, there), tile(unit_ptr, token, head, d, H, D, there)
+        c, bend = tile(pull_ptr, token, head, d, H, D, there), tile(bend_ptr, token, head, d, H, D, there)
+        inverse = tl.load(inverse_ptr + token * H + head, mask=there, other=0.0)
+        mean_cx = tl.load(mean_ptr + token * H + head, mask=there, other=0.0)
+        do = through_norm(g, unit, u1, c, bend, inverse, mean_cx, d, D).to(DOT)
+        tl.store(do_ptr + out, do, mask=there_d)
+        late_u1, u1, key = (-late * u1).to(DOT), u1.to(DOT), k.to(DOT)
+        kept = tl.load(kept_ptr + ((chunk0 + n) * H + head) * D + d, mask=d < D, other=0.0)[None, :]
+        tl.debug_barrier()
+        for i in range(NE):
+            hidden = (i * EB + e)[:, None]
+            at, inside = hidden * D + d[None, :], (hidden < E) & (d[None, :] < D)
+            over, within = wide + hidden * C + t[None, :], (hidden < E) & (t[None, :] < C)
+            dw1, dw2 = weight(dw1_ptr + base, at, inside), weight(dw2_ptr + base, at, inside)
+            slope = weight(slope_ptr, over, within).to(tl.float32)
+            du2 = tl.dot(dw2.to(DOT), tl.trans(late_k), input_precision=PRECISION)
+            dz = tl.dot(dw1.to(DOT), tl.trans(late_u1), input_precision=PRECISION)
+            dz += tl.dot(weight(starts1_ptr + save, at, inside), tl.trans(do), input_precision=PRECISION)
+            dh = weight(curve_ptr, over, within).to(tl.float32) * du2 + slope * dz
+            new1 = kept * dw1 + weight(move1_ptr + save, at, inside).to(tl.float32)
+            new2 = kept * dw2 + weight(move2_ptr + save, at, inside).to(tl.float32)
+            tl.store(move1_ptr + save + at, dw1, mask=inside)
+            tl.store(move2_ptr + save + at, dw2, mask=inside)
+            new1 += tl.dot((slope * du2).to(DOT), u1, input_precision=PRECISION)
+            new1 += tl.dot(weight(z_ptr, over, within), do, input_precision=PRECISION)
+            new2 += tl.dot(dh.to(DOT), key, input_precision=PRECISION)
+            tl.store(dw1_ptr + base + at, new1, mask=inside)
+            tl.store(dw2_ptr + base + at, new2, mask=inside)
+        # the next chunk's threads read what this one's have written
+        tl.debug_barrier()
+
+
+@triton.jit
+def error_backward(
+    k_ptr, v_ptr, delta_ptr, o_ptr, gain_ptr, shift_ptr, du1_ptr, dk_ptr, dv_ptr, ddelta_ptr, dgain_ptr, dshift_ptr,
+    first_ptr, length_ptr, chunk_ptr, row_ptr, H, D, delta_token, delta_head, delta_d,
+    C: tl.constexpr, DP: tl.constexpr, BIAS: tl.constexpr, SLOPE: tl.constexpr, DELTA_SLOPE: tl.constexpr, P: tl.constexpr,
+    HAS_DELTA: tl.constexpr,
+):
+    """From du1 to the bias's own arguments: dv, d delta, the error's share of dk, and of the norm's gain and shift."""
+    number, head = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
+    d, t = tl.arange(0, DP), tl.arange(0, C)
+    _, token, there = place(number, row_ptr, first_ptr, length_ptr, chunk_ptr, t, C)
+    there_d = there[:, None] & (d[None, :] < D)
+    out = token[:, None] * H * D + head * D + d[None, :]
+    gain = tl.load(gain_ptr + head * D + d, mask=d < D, other=0.0)[None, :]
+    shift = tl.load(shift_ptr + head * D + d, mask=d < D, other=0.0)[None, :]
+    unit, inverse = standardise(tile(o_ptr, token, head, d, H, D, there), d, D)
+    error = tile(k_ptr, token, head, d, H, D, there) + gain * unit + shift - tile(v_ptr, token, head, d, H, D, there)
+    delta = error
+    if HAS_DELTA:
+        delta = rows(delta_ptr, token, head, d, delta_token, delta_head, delta_d, there, D)
+    dc = norm_backprop(tile(du1_ptr, token, head, d, H, D, there), unit, inverse, d, D)
+    derror = tl.where(there_d, SLOPE(error, delta, P) * gain * dc, 0.0)
+    if HAS_DELTA:
+        tl.store(ddelta_ptr + out, DELTA_SLOPE(error, delta, P) * gain * dc, mask=there_d)
+    tl.store(dv_ptr + out, -derror, mask=there_d)
+    tl.store(dk_ptr + out, tile(dk_ptr, token, head, d, H, D, there) + derror, mask=there_d)
+    pull = tl.where(there_d, BIAS(error, delta, P), 0.0)
+    tl.store(dgain_ptr + (number * H + head) * D + d, tl.sum(dc * pull + derror * unit, 0), mask=d < D)
+    tl.store(dshift_ptr + (number * H + head) * D + d, tl.sum(derror, 0), mask=d < D)
+
+
+@triton.jit
+def write_backward(
+    k_ptr, eta_ptr, log_alpha_ptr, late_ptr, kept_ptr, u1_ptr, do_ptr, starts1_ptr, starts2_ptr, anchor1_ptr, anchor2_ptr,
+    z_ptr, slope_ptr, curve_ptr, move1_ptr, move2_ptr, dk_ptr, deta_ptr, dlog_ptr,
+    first_ptr, length_ptr, chunk_ptr, row_ptr, H, D, E,
+    eta_token, eta_head, eta_d, alpha_token, alpha_head, alpha_d,
+    C: tl.constexpr, DP: tl.constexpr, EB: tl.constexpr, NE: tl.constexpr,
+    HAS_ALPHA: tl.constexpr, ANCHORED: tl.constexpr, DOT: tl.constexpr, PRECISION: tl.constexpr,
+):
+    """One program a chunk and head: from the adjoints at its end and of its errors, the gradients of its keys and gates."""
+    number, head = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
+    d, t, e = tl.arange(0, DP), tl.arange(0, C), tl.arange(0, EB)
+    row, token, there = place(number, row_ptr, first_ptr, length_ptr, chunk_ptr, t, C)
+    there_d = there[:, None] & (d[None, :] < D)
+    out = token[:, None] * H * D + head * D + d[None, :]
+    k, u1 = tile(k_ptr, token, head, d, H, D, there), tile(u1_ptr, token, head, d, H, D, there)
+    late = tile(late_ptr, token, head, d, H, D, there)
+    late_k, late_u1, u1_dot = (-late * k).to(DOT), (-late * u1).to(DOT), u1.to(DOT)
+    do = tile(do_ptr, token, head, d, H, D, there).to(DOT)
+    dk, dy1, dy2 = tl.zeros([C, DP], tl.float32), tl.zeros([C, DP], tl.float32), tl.zeros([C, DP], tl.float32)
+    dend = tl.zeros([DP], tl.float32)
+    base, save, wide = (row * H + head) * E * D, (number * H + head) * E * D, (number * H + head) * E * C
+    for i in range(NE):
+        hidden = (i * EB + e)[:, None]
+        at, inside = hidden * D + d[None, :], (hidden < E) & (d[None, :] < D)
+        over, within = wide + hidden * C + t[None, :], (hidden < E) & (t[None, :] < C)
+        w1, w2 = weight(starts1_ptr + save, at, inside), weight(starts2_ptr + save, at, inside)
+        dw1, dw2 = weight(move1_ptr + save, at, inside), weight(move2_ptr + save, at, inside)
+        if HAS_ALPHA:
+            away1, away2 = w1.to(tl.float32), w2.to(tl.float32)
+            if ANCHORED:
+                away1 -= weight(anchor1_ptr + base, at, inside)
+                away2 -= weight(anchor2_ptr + base, at, inside)
+            dend += tl.sum(away1 * dw1.to(tl.float32) + away2 * dw2.to(tl.float32), 0)
+        slope = weight(slope_ptr, over, within).to(tl.float32)
+        u2 = slope * tl.dot(w1, tl.trans(u1_dot), input_precision=PRECISION)
+        dy2 -= tl.dot(tl.trans(u2.to(DOT)), dw2, input_precision=PRECISION)
+        dy1 -= tl.dot(tl.trans(weight(z_ptr, over, within)), dw1, input_precision=PRECISION)
+        du2 = tl.dot(dw2, tl.trans(late_k), input_precision=PRECISION)
+        dz = tl.dot(dw1, tl.trans(late_u1), input_precision=PRECISION) + tl.dot(w1, tl.trans(do), input_precision=PRECISION)
+        dh = weight(curve_ptr, over, within).to(tl.float32) * du2 + slope * dz
+        dk += tl.dot(tl.trans(dh.to(DOT)), w2, input_precision=PRECISION)
+    # loaded again: what a loop is carried across takes registers from it
+    late = tile(late_ptr, token, head, d, H, D, there)
+    tl.store(dk_ptr + out, tile(dk_ptr, token, head, d, H, D, there) + dk + late * dy2, mask=there_d)
+    dlate = tile(u1_ptr, token, head, d, H, D, there) * dy1 + tile(k_ptr, token, head, d, H, D, there) * dy2
+    deta = tile(deta_ptr, token, head, d, H, D, there)
+    if HAS_ALPHA:
+        log_alpha = rows(log_alpha_ptr, token, head, d, alpha_token, alpha_head, alpha_d, there, D)
+        left = tl.exp(tl.sum(log_alpha, 0)[None, :] - tl.cumsum(log_alpha, 0))
+        eta = rows(eta_ptr, token, head, d, eta_token, eta_head, eta_d, there, D)
+        deta += left * dlate
+        dlate *= left * eta
+        dlog = tile(dlog_ptr, token, head, d, H, D, there) - dlate
+        kept = tl.load(kept_ptr + (number * H + head) * D + d, mask=d < D, other=0.0)
+        dend = kept * dend + tl.sum(dlate, 0)
+        # the sum over a chunk's later tokens turns dL into d log alpha; the chunk's end is every token's
+        tl.store(dlog_ptr + out, tl.sum(dlog, 0)[None, :] - tl.cumsum(dlog, 0) + dlog + dend[None, :], mask=there_d)
+    else:
+        deta += dlate
+    tl.store(deta_ptr + out, deta, mask=there_d)
+
+
+@triton.jit
+def anchor_backward(
+    kept_ptr, move1_ptr, move2_ptr, danchor1_ptr, danchor2_ptr, da1_ptr, da2_ptr, length_ptr, chunk_ptr, H, D, E,
+    C: tl.constexpr, DP: tl.constexpr, EB: tl.constexpr,
+):
+    """The anchor receives what is not kept of the adjoint, and its own part of the reads, of all chunks in turn."""
+    row, head, block = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64), tl.program_id(2)
+    d, e = tl.arange(0, DP), tl.arange(0, EB)
+    chunks, chunk0 = (tl.load(length_ptr + row) + C - 1) // C, tl.load(chunk_ptr + row)
+    hidden = (block * EB + e)[:, None]
+    at, inside = hidden * D + d[None, :], (hidden < E) & (d[None, :] < D)
+    da1, da2 = tl.zeros([EB, DP], tl.float32), tl.zeros([EB, DP], tl.float32)
+    for n in range(chunks):
+        save = ((chunk0 + n) * H + head) * E * D
+        lost = 1 - tl.load(kept_ptr + ((chunk0 + n) * H + head) * D + d, mask=d < D, other=0.0)[None, :]
+        da1 += lost * weight(move1_ptr + save, at, inside).to(tl.float32) + weight(danchor1_ptr + save, at, inside).to(tl.float32)
+        da2 += lost * weight(move2_ptr + save, at, inside).to(tl.float32) + weight(danchor2_ptr + save, at, inside).to(tl.float32)
+    base = (row * H + head) * E * D
+    tl.store(da1_ptr + base + at, da1, mask=inside)
+    tl.store(da2_ptr + base + at, da2, mask=inside)

@@ -1,0 +1,214 @@
+"""The 2-layer MLP memory forwards: a scan that only advances the state, and a readout parallel over chunks.
+
+Weights are kept E-major, A = W1' and B = W2, both [E,D], so that the large products have E rows. A chunk's gradients are taken at its
+starting weights; the scan writes those weights and the errors u1 for the readout.
+
+C tokens of a chunk, D channels (DP: a power of two), E = 4 D hidden channels in blocks of EB, N chunks, R sequences
+"""
+
+# ruff: noqa: ANN001, ANN201
+# mypy: ignore-errors
+# fmt: off
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from .tiles import decayed_scores, decayed_values, gelu, gelu_slope, place, rows, standardise, tile, weight
+
+
+@triton.jit
+def prepare(
+    q_ptr, k_ptr, eta_ptr, log_alpha_ptr, scores2_ptr, late_ptr, kept_ptr, first_ptr, length_ptr, chunk_ptr, row_ptr, H, D,
+    eta_token, eta_head, eta_d, alpha_token, alpha_head, alpha_d,
+    C: tl.constexpr, DP: tl.constexpr, BLOCK: tl.constexpr, HAS_ALPHA: tl.constexpr, DOT: tl.constexpr, PRECISION: tl.constexpr,
+):
+    """What no weight enters: the inner layer's scores q_t . (b_t/b_i) eta_i k_i, each write's step at the chunk's end, b_C."""
+    number, head = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
+    d, t = tl.arange(0, DP), tl.arange(0, C)
+    _, token, there = place(number, row_ptr, first_ptr, length_ptr, chunk_ptr, t, C)
+    q, k = tile(q_ptr, token, head, d, H, D, there), tile(k_ptr, token, head, d, H, D, there)
+    eta = rows(eta_ptr, token, head, d, eta_token, eta_head, eta_d, there, D)
+    late, kept = eta, tl.full([DP], 1.0, tl.float32)
+    if HAS_ALPHA:
+        log_alpha = rows(log_alpha_ptr, token, head, d, alpha_token, alpha_head, alpha_d, there, D)
+        total, end = tl.cumsum(log_alpha, 0), tl.sum(log_alpha, 0)
+        late, kept = eta * tl.exp(end[None, :] - total), tl.exp(end)
+        scores = decayed_scores(q, eta * k, total, t, DOT, PRECISION, C, BLOCK)
+    else:
+        scores = tl.dot(q.to(DOT), tl.trans((eta * k).to(DOT)), input_precision=PRECISION)
+        scores = tl.where(t[:, None] >= t[None, :], scores, 0.0)
+    tl.store(scores2_ptr + (number * H + head) * C * C + t[:, None] * C + t[None, :], scores)
+    out = token[:, None] * H * D + head * D + d[None, :]
+    tl.store(late_ptr + out, late, mask=there[:, None] & (d[None, :] < D))
+    tl.store(kept_ptr + (number * H + head) * D + d, kept, mask=d < D)
+
+
+@triton.jit
+def surprise(o, k, v, delta, gain, shift, there, d, D, BIAS: tl.constexpr, P: tl.constexpr):
+    """The error at the outer layer's input, u1 = LN'(O)[gain c(e)], e = k + gain unit + shift - v."""
+    unit, inverse = standardise(o, d, D)
+    error = k + gain[None, :] * unit + shift[None, :] - v
+    c = tl.where((d[None, :] < D) & there[:, None], gain[None, :] * BIAS(error, delta, P), 0.0)
+    along = tl.sum(c * unit, 1) / D
+    u1 = inverse[:, None] * (c - (tl.sum(c, 1) / D)[:, None] - unit * along[:, None])
+    return tl.where(d[None, :] < D, u1, 0.0)
+
+
+@triton.jit
+def scan(
+    k_ptr, v_ptr, late_ptr, kept_ptr, delta_ptr, w1_ptr, w2_ptr, anchor1_ptr, anchor2_ptr, gain_ptr, shift_ptr,
+    starts1_ptr, starts2_ptr, u1_ptr, o_ptr, end1_ptr, end2_ptr, tail1_ptr, tail2_ptr,
+    first_ptr, length_ptr, chunk_ptr, H, D, E, delta_token, delta_head, delta_d,
+    C: tl.constexpr, DP: tl.constexpr, EB: tl.constexpr, NE: tl.constexpr, BIAS: tl.constexpr, P: tl.constexpr,
+    HAS_DELTA: tl.constexpr, ANCHORED: tl.constexpr, DOT: tl.constexpr, PRECISION: tl.constexpr, FAST: tl.constexpr,
+):
+    """One program a sequence and head: read every chunk's keys and values, advance the weights.
+
+    Products read the copy that is kept for the readout; the sums live in ``end1``, ``end2``, in float32.
+    """
+    row, head = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
+    first, length, chunk0 = tl.load(first_ptr + row), tl.load(length_ptr + row), tl.load(chunk_ptr + row)
+    d, t, e = tl.arange(0, DP), tl.arange(0, C), tl.arange(0, EB)
+    gain = tl.load(gain_ptr + head * D + d, mask=d < D, other=0.0)
+    shift = tl.load(shift_ptr + head * D + d, mask=d < D, other=0.0)
+    base = (row * H + head) * E * D
+    chunks = (length + C - 1) // C
+    for i in range(NE):
+        at = (i * EB + e)[:, None] * D + d[None, :]
+        inside = ((i * EB + e)[:, None] < E) & (d[None, :] < D)
+        w1, w2 = weight(w1_ptr + base, at, inside), weight(w2_ptr + base, at, inside)
+        tl.store(end1_ptr + base + at, w1, mask=inside)
+        tl.store(end2_ptr + base + at, w2, mask=inside)
+        if chunks > 0:
+            tl.store(starts1_ptr + (chunk0 * H + head) * E * D + at, w1, mask=inside)
+            tl.store(starts2_ptr + (chunk0 * H + head) * E * D + at, w2, mask=inside)
+    tl.debug_barrier()
+    for n in range(chunks):
+        number = chunk0 + n
+        token = first + n * C + t
+        there = n * C + t < length
+        there_d = there[:, None] & (d[None, :] < D)
+        out = token[:, None] * H * D + head * D + d[None, :]
+        k, v = tile(k_ptr, token, head, d, H, D, there), tile(v_ptr, token, head, d, H, D, there)
+        key = k.to(DOT)
+        save = (number * H + head) * E * D
+        o = tl.zeros([C, DP], tl.float32)
+        for i in range(NE):
+            at = (i * EB + e)[:, None] * D + d[None, :]
+            inside = ((i * EB + e)[:, None] < E) & (d[None, :] < D)
+            w2 = weight(starts2_ptr + save, at, inside)
+            h = tl.dot(w2, tl.trans(key), input_precision=PRECISION)
+            o += tl.dot(tl.trans(gelu(h, FAST).to(DOT)), weight(starts1_ptr + save, at, inside), input_precision=PRECISION)
+        delta = o
+        if HAS_DELTA:
+            delta = rows(delta_ptr, token, head, d, delta_token, delta_head, delta_d, there, D)
+        u1 = surprise(o, k, v, delta, gain, shift, there, d, D, BIAS, P)
+        tl.store(u1_ptr + out, u1, mask=there_d)
+        tl.store(o_ptr + out, o, mask=there_d)
+        late = tile(late_ptr, token, head, d, H, D, there)
+        kept = tl.load(kept_ptr + (number * H + head) * D + d, mask=d < D, other=0.0)[None, :]
+        u1_t, late_u1, late_k = tl.trans(u1.to(DOT)), (late * u1).to(DOT), (late * k).to(DOT)
+        for i in range(NE):
+            at = (i * EB + e)[:, None] * D + d[None, :]
+            inside = ((i * EB + e)[:, None] < E) & (d[None, :] < D)
+            h = tl.dot(weight(starts2_ptr + save, at, inside), tl.trans(key), input_precision=PRECISION)
+            z, slope = gelu_slope(h, FAST)
+            u2 = slope * tl.dot(weight(starts1_ptr + save, at, inside), u1_t, input_precision=PRECISION)
+            w1, w2 = weight(end1_ptr + base, at, inside), weight(end2_ptr + base, at, inside)
+            if (n + 1) * C > length:
+                tl.store(tail1_ptr + base + at, w1, mask=inside)
+                tl.store(tail2_ptr + base + at, w2, mask=inside)
+            w1, w2 = kept * w1, kept * w2
+            if ANCHORED:
+                w1 += (1 - kept) * weight(anchor1_ptr + base, at, inside)
+                w2 += (1 - kept) * weight(anchor2_ptr + base, at, inside)
+            w1 -= tl.dot(z.to(DOT), late_u1, input_precision=PRECISION)
+            w2 -= tl.dot(u2.to(DOT), late_k, input_precision=PRECISION)
+            tl.store(end1_ptr + base + at, w1, mask=inside)
+            tl.store(end2_ptr + base + at, w2, mask=inside)
+            if n + 1 < chunks:
+                tl.store(starts1_ptr + save + H * E * D + at, w1, mask=inside)
+                tl.store(starts2_ptr + save + H * E * D + at, w2, mask=inside)
+        # the next chunk's threads read what this one's have written
+        tl.debug_barrier()
+
+
+@triton.jit
+def readout(
+    q_ptr, k_ptr, log_alpha_ptr, u1_ptr, scores2_ptr, scores1_ptr, o_ptr, o_anchor_ptr,
+    starts1_ptr, starts2_ptr, anchor1_ptr, anchor2_ptr, first_ptr, length_ptr, chunk_ptr, row_ptr, H, D, E,
+    alpha_token, alpha_head, alpha_d,
+    C: tl.constexpr, DP: tl.constexpr, EB: tl.constexpr, NE: tl.constexpr,
+    HAS_ALPHA: tl.constexpr, ANCHORED: tl.constexpr, DOT: tl.constexpr, PRECISION: tl.constexpr, FAST: tl.constexpr,
+):
+    """One program a chunk and head: the products with the weights; ``finish`` adds the outer layer's decays and the norm."""
+    number, head = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
+    d, t, e = tl.arange(0, DP), tl.arange(0, C), tl.arange(0, EB)
+    row, token, there = place(number, row_ptr, first_ptr, length_ptr, chunk_ptr, t, C)
+    query = tile(q_ptr, token, head, d, H, D, there)
+    late = query
+    if HAS_ALPHA:
+        late = query * tl.exp(tl.cumsum(rows(log_alpha_ptr, token, head, d, alpha_token, alpha_head, alpha_d, there, D), 0))
+    towards = (query - late).to(DOT)
+    late = late.to(DOT)
+    key, u1 = tile(k_ptr, token, head, d, H, D, there).to(DOT), tile(u1_ptr, token, head, d, H, D, there).to(DOT)
+    square = (number * H + head) * C * C + t[:, None] * C + t[None, :]
+    s2 = tl.load(scores2_ptr + square).to(DOT)
+    o, o_anchor = tl.zeros([C, DP], tl.float32), tl.zeros([C, DP], tl.float32)
+    scores1 = tl.zeros([C, C], tl.float32)
+    base, save = (row * H + head) * E * D, (number * H + head) * E * D
+    for i in range(NE):
+        at = (i * EB + e)[:, None] * D + d[None, :]
+        inside = ((i * EB + e)[:, None] < E) & (d[None, :] < D)
+        w1, w2 = weight(starts1_ptr + save, at, inside), weight(starts2_ptr + save, at, inside)
+        h = tl.dot(key, tl.trans(w2), input_precision=PRECISION)
+        z, slope = gelu_slope(h, FAST)
+        u2 = slope * tl.dot(u1, tl.trans(w1), input_precision=PRECISION)
+        h_q = tl.dot(late, tl.trans(w2), input_precision=PRECISION)
+        if ANCHORED:
+            h_q += tl.dot(towards, tl.trans(weight(anchor2_ptr + base, at, inside).to(DOT)), input_precision=PRECISION)
+        h_q -= tl.dot(s2, u2.to(DOT), input_precision=PRECISION)
+        z_q = gelu(h_q, FAST).to(DOT)
+        scores1 += tl.dot(z_q, tl.trans(z.to(DOT)), input_precision=PRECISION)
+        o += tl.dot(z_q, w1, input_precision=PRECISION)
+        if ANCHORED:
+            o_anchor += tl.dot(z_q, weight(anchor1_ptr + base, at, inside).to(DOT), input_precision=PRECISION)
+    tl.store(scores1_ptr + square, tl.where(t[:, None] >= t[None, :], scores1, 0.0))
+    there_d = there[:, None] & (d[None, :] < D)
+    out = token[:, None] * H * D + head * D + d[None, :]
+    tl.store(o_ptr + out, o, mask=there_d)
+    if ANCHORED:
+        tl.store(o_anchor_ptr + out, o_anchor, mask=there_d)
+
+
+@triton.jit
+def finish(
+    q_ptr, eta_ptr, log_alpha_ptr, u1_ptr, scores1_ptr, o_ptr, o_anchor_ptr, y_ptr, gain_ptr, shift_ptr,
+    first_ptr, length_ptr, chunk_ptr, row_ptr, H, D,
+    eta_token, eta_head, eta_d, alpha_token, alpha_head, alpha_d,
+    C: tl.constexpr, DP: tl.constexpr, BLOCK: tl.constexpr,
+    HAS_ALPHA: tl.constexpr, ANCHORED: tl.constexpr, DOT: tl.constexpr, PRECISION: tl.constexpr,
+):
+    """The outer layer's decays, norm and residual; the norm's input takes the place of the bare product."""
+    number, head = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
+    d, t = tl.arange(0, DP), tl.arange(0, C)
+    _, token, there = place(number, row_ptr, first_ptr, length_ptr, chunk_ptr, t, C)
+    x = rows(eta_ptr, token, head, d, eta_token, eta_head, eta_d, there, D) * tile(u1_ptr, token, head, d, H, D, there)
+    s1 = tl.load(scores1_ptr + (number * H + head) * C * C + t[:, None] * C + t[None, :]).to(tl.float32)
+    o = tile(o_ptr, token, head, d, H, D, there)
+    if HAS_ALPHA:
+        total = tl.cumsum(rows(log_alpha_ptr, token, head, d, alpha_token, alpha_head, alpha_d, there, D), 0)
+        kept = tl.exp(total)
+        o = kept * o - decayed_values(s1, x, total, t, DOT, PRECISION, C, BLOCK)
+        if ANCHORED:
+            o += (1 - kept) * tile(o_anchor_ptr, token, head, d, H, D, there)
+    else:
+        o = o - tl.dot(s1.to(DOT), x.to(DOT), input_precision=PRECISION)
+    there_d = there[:, None] & (d[None, :] < D)
+    out = token[:, None] * H * D + head * D + d[None, :]
+    tl.store(o_ptr + out, o, mask=there_d)
+    gain = tl.load(gain_ptr + head * D + d, mask=d < D, other=0.0)
+    shift = tl.load(shift_ptr + head * D + d, mask=d < D, other=0.0)
+    unit, _ = standardise(o, d, D)
+    tl.store(y_ptr + out, tile(q_ptr, token, head, d, H, D, there) + gain[None, :] * unit + shift[None, :], mask=there_d)

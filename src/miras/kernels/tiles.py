@@ -1,0 +1,148 @@
+"""Device functions the deep kernels share: tiles of tokens, the norm, gelu, and decays between the tokens of a chunk.
+
+C tokens of a chunk, D channels (DP: a power of two), E hidden channels
+"""
+
+# ruff: noqa: ANN001, ANN201
+# mypy: ignore-errors
+# fmt: off
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def rows(ptr, token, head, d, stride_token, stride_head, stride_d, there, D):
+    """A tile [C,DP] of a tensor in token layout, zeros where there is no token or channel."""
+    where = ptr + token[:, None] * stride_token + head * stride_head + d[None, :] * stride_d
+    return tl.load(where, mask=there[:, None] & (d[None, :] < D), other=0.0).to(tl.float32)
+
+
+@triton.jit
+def tile(ptr, token, head, d, H, D, there):
+    """A tile [C,DP] of a tensor [T,H,D]."""
+    return rows(ptr, token, head, d, H * D, D, 1, there, D)
+
+
+@triton.jit
+def place(number, row_ptr, first_ptr, length_ptr, chunk_ptr, t, C: tl.constexpr):
+    """The sequence, tokens and their presence of chunk ``number``."""
+    row = tl.load(row_ptr + number)
+    n = number - tl.load(chunk_ptr + row)
+    return row, tl.load(first_ptr + row) + n * C + t, n * C + t < tl.load(length_ptr + row)
+
+
+@triton.jit
+def weight(ptr, at, inside):
+    """A tile of a weight, zeros outside it."""
+    return tl.load(ptr + at, mask=inside, other=0.0)
+
+
+@triton.jit
+def standardise(x, d, D):
+    """(x - mean) / std over the channels that are there, and 1 / std."""
+    inside = d[None, :] < D
+    mean = tl.sum(x, 1) / D
+    centred = tl.where(inside, x - mean[:, None], 0.0)
+    inverse = tl.rsqrt(tl.sum(centred * centred, 1) / D + 1e-6)
+    return centred * inverse[:, None], inverse
+
+
+@triton.jit
+def norm_backprop(error, unit, inverse, d, D):
+    """(e - mean(e) - unit mean(e unit)) / std: the derivative of standardising, which is its own transpose."""
+    along = tl.sum(error * unit, 1) / D
+    out = inverse[:, None] * (error - (tl.sum(error, 1) / D)[:, None] - unit * along[:, None])
+    return tl.where(d[None, :] < D, out, 0.0)
+
+
+@triton.jit
+def tanh(x, FAST: tl.constexpr):
+    """tanh: the hardware's own, good to 2^-11, where products are rounded to 16 bits anyway."""
+    if FAST:
+        return tl.inline_asm_elementwise("tanh.approx.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1)
+    else:
+        return 2 * tl.sigmoid(2 * x) - 1
+
+
+@triton.jit
+def gelu(x, FAST: tl.constexpr):
+    """The tanh form, x (1 + tanh(z)) / 2 with z = sqrt(2/pi) (x + 0.044715 x^3)."""
+    half = 0.5 * x
+    return half * tanh(x * (0.7978845608028654 + 0.035677408136300125 * x * x), FAST) + half
+
+
+@triton.jit
+def gelu_slope(x, FAST: tl.constexpr):
+    """gelu(x) and gelu'(x) = (1 + tanh) / 2 + x (1 - tanh^2) z' / 2."""
+    square = x * x
+    th = tanh(x * (0.7978845608028654 + 0.035677408136300125 * square), FAST)
+    half = 0.5 * x
+    slope = 0.5 * th + 0.5 + half * (1 - th * th) * (0.7978845608028654 + 0.10703222440890037 * square)
+    return half * th + half, slope
+
+
+@triton.jit
+def gelu_curve(x, FAST: tl.constexpr):
+    """gelu(x), gelu'(x) and gelu''(x) = (1 - tanh^2) (z' + x (z'' / 2 - tanh z'^2))."""
+    square = x * x
+    th = tanh(x * (0.7978845608028654 + 0.035677408136300125 * square), FAST)
+    half = 0.5 * x
+    bend = 1 - th * th
+    inner = 0.7978845608028654 + 0.10703222440890037 * square
+    slope = 0.5 * th + 0.5 + half * bend * inner
+    return half * th + half, slope, bend * (inner + x * (0.10703222440890037 * x - th * inner * inner))
+
+
+@triton.jit
+def blocks(total, C: tl.constexpr, BLOCK: tl.constexpr):
+    """How many tokens go about one middle: the whole chunk where its decays are mild, else BLOCK, so that no exponent is large."""
+    return tl.where(tl.min(tl.min(total, 1), 0) > -60.0, C, BLOCK)
+
+
+@triton.jit
+def decayed_scores(q, k, total, t, DOT: tl.constexpr, PRECISION: tl.constexpr, C: tl.constexpr, BLOCK: tl.constexpr):
+    """sum_d q_td k_id exp(L_td - L_id), i <= t: by blocks of rows, each about its own middle."""
+    scores = tl.zeros([C, C], tl.float32)
+    size = blocks(total, C, BLOCK)
+    for block in range(C // size):
+        middle = tl.sum(tl.where((t == block * size + size // 2)[:, None], total, 0.0), 0)
+        own = (t >= block * size) & (t < (block + 1) * size)
+        left = q * tl.exp(tl.where(own[:, None], total - middle[None, :], 0.0))
+        seen = t < (block + 1) * size
+        right = k * tl.exp(tl.where(seen[:, None], middle[None, :] - total, 0.0))
+        part = tl.dot(left.to(DOT), tl.trans(right.to(DOT)), input_precision=PRECISION)
+        scores = tl.where(own[:, None], part, scores)
+    return tl.where(t[:, None] >= t[None, :], scores, 0.0)
+
+
+@triton.jit
+def decayed_values(scores, u, total, t, DOT: tl.constexpr, PRECISION: tl.constexpr, C: tl.constexpr, BLOCK: tl.constexpr):
+    """sum_{i<=t} s_ti exp(L_td - L_id) u_id, the same way."""
+    out = tl.zeros_like(u)
+    size = blocks(total, C, BLOCK)
+    for block in range(C // size):
+        middle = tl.sum(tl.where((t == block * size + size // 2)[:, None], total, 0.0), 0)
+        own = (t >= block * size) & (t < (block + 1) * size)
+        seen = t < (block + 1) * size
+        right = u * tl.exp(tl.where(seen[:, None], middle[None, :] - total, 0.0))
+        part = tl.dot(scores.to(DOT), right.to(DOT), input_precision=PRECISION)
+        left = tl.exp(tl.where(own[:, None], total - middle[None, :], 0.0))
+        out = tl.where(own[:, None], left * part, out)
+    return out
+
+
+@triton.jit
+def transposed_values(scores, u, total, t, DOT: tl.constexpr, PRECISION: tl.constexpr, C: tl.constexpr, BLOCK: tl.constexpr):
+    """sum_{t>=i} s_ti exp(L_td - L_id) u_td: what the tokens after i return to it."""
+    out = tl.zeros_like(u)
+    size = blocks(total, C, BLOCK)
+    for block in range(C // size):
+        middle = tl.sum(tl.where((t == block * size + size // 2)[:, None], total, 0.0), 0)
+        own = (t >= block * size) & (t < (block + 1) * size)
+        left = tl.where(own[:, None], u * tl.exp(tl.where(own[:, None], total - middle[None, :], 0.0)), 0.0)
+        part = tl.dot(tl.trans(scores.to(DOT)), left.to(DOT), input_precision=PRECISION)
+        seen = t < (block + 1) * size
+        out += tl.where(seen[:, None], part * tl.exp(tl.where(seen[:, None], middle[None, :] - total, 0.0)), 0.0)
+    return out
