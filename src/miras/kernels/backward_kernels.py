@@ -34,7 +34,7 @@ from .tiles import (
 def begin_backward(
     eta_ptr, log_alpha_ptr, u1_ptr, scores1_ptr, o_ptr, o_anchor_ptr, dy_ptr, gain_ptr,
     do_ptr, dscores1_ptr, deta_ptr, dlog_ptr, du1_ptr, dgain_ptr, dshift_ptr,
-    first_ptr, length_ptr, chunk_ptr, row_ptr, H, D,
+    first_ptr, length_ptr, chunk_ptr, row_ptr, H: tl.constexpr, D: tl.constexpr,
     eta_token, eta_head, eta_d, alpha_token, alpha_head, alpha_d,
     C: tl.constexpr, DP: tl.constexpr, BLOCK: tl.constexpr,
     HAS_ALPHA: tl.constexpr, ANCHORED: tl.constexpr, DOT: tl.constexpr, PRECISION: tl.constexpr,
@@ -79,14 +79,15 @@ def read_backward(
     q_ptr, k_ptr, log_alpha_ptr, u1_ptr, do_ptr, scores2_ptr, dscores1_ptr, dscores2_ptr,
     starts1_ptr, starts2_ptr, anchor1_ptr, anchor2_ptr,
     dq_ptr, dq_anchor_ptr, dk_ptr, du1_ptr, z_ptr, slope_ptr, curve_ptr, move1_ptr, move2_ptr, danchor1_ptr, danchor2_ptr,
-    first_ptr, length_ptr, chunk_ptr, row_ptr, H, D, E,
+    first_ptr, length_ptr, chunk_ptr, row_ptr, H: tl.constexpr, D: tl.constexpr, E: tl.constexpr,
     alpha_token, alpha_head, alpha_d,
     C: tl.constexpr, DP: tl.constexpr, EB: tl.constexpr, NE: tl.constexpr,
     HAS_ALPHA: tl.constexpr, ANCHORED: tl.constexpr, DOT: tl.constexpr, PRECISION: tl.constexpr, FAST: tl.constexpr,
 ):
     """One program a chunk and head: through both reads, and what they send into the chunk's own gradients.
 
-    ``move1``, ``move2`` receive what this chunk adds to the adjoint of its starting weights, ``du1`` and ``dk`` the read's share of theirs.
+    ``move1``, ``move2`` receive what this chunk adds to the adjoint of its starting weights, each sequence's
+    chunks followed by one place for the outgoing state's own; ``du1`` and ``dk`` the read's share of theirs.
     """
     number, head = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
     d, t, e = tl.arange(0, DP), tl.arange(0, C), tl.arange(0, EB)
@@ -107,6 +108,7 @@ def read_backward(
     dk, du1 = tl.zeros([C, DP], tl.float32), tl.zeros([C, DP], tl.float32)
     ds2 = tl.zeros([C, C], tl.float32)
     base, save, wide = (row * H + head) * E * D, (number * H + head) * E * D, (number * H + head) * E * C
+    slot = ((number + row) * H + head) * E * D
     for i in range(NE):
         hidden = (i * EB + e)[:, None]
         at, inside = hidden * D + d[None, :], (hidden < E) & (d[None, :] < D)
@@ -139,8 +141,8 @@ def read_backward(
         du2 = -tl.dot(dh_q, s2, input_precision=PRECISION)
         da = (slope * du2).to(DOT)
         dh = (curve * du2 + slope * tl.dot(z_q, ds1, input_precision=PRECISION)).to(DOT)
-        tl.store(move1_ptr + save + at, move1 + tl.dot(da, u1, input_precision=PRECISION), mask=inside)
-        tl.store(move2_ptr + save + at, move2 + tl.dot(dh, key, input_precision=PRECISION), mask=inside)
+        tl.store(move1_ptr + slot + at, move1 + tl.dot(da, u1, input_precision=PRECISION), mask=inside)
+        tl.store(move2_ptr + slot + at, move2 + tl.dot(dh, key, input_precision=PRECISION), mask=inside)
         du1 += tl.dot(tl.trans(da), w1, input_precision=PRECISION)
         dk += tl.dot(tl.trans(dh), w2, input_precision=PRECISION)
     tl.store(dscores2_ptr + square, tl.where(t[:, None] >= t[None, :], ds2, 0.0))
@@ -154,7 +156,7 @@ def read_backward(
 @triton.jit
 def finish_backward(
     q_ptr, k_ptr, eta_ptr, log_alpha_ptr, dy_ptr, dscores2_ptr, dq_ptr, dq_anchor_ptr, dk_ptr, deta_ptr, dlog_ptr,
-    first_ptr, length_ptr, chunk_ptr, row_ptr, H, D,
+    first_ptr, length_ptr, chunk_ptr, row_ptr, H: tl.constexpr, D: tl.constexpr,
     eta_token, eta_head, eta_d, alpha_token, alpha_head, alpha_d,
     C: tl.constexpr, DP: tl.constexpr, BLOCK: tl.constexpr,
     HAS_ALPHA: tl.constexpr, ANCHORED: tl.constexpr, DOT: tl.constexpr, PRECISION: tl.constexpr,
@@ -193,7 +195,7 @@ def finish_backward(
 @triton.jit
 def linearise(
     k_ptr, v_ptr, delta_ptr, o_ptr, gain_ptr, shift_ptr, unit_ptr, pull_ptr, bend_ptr, inverse_ptr, mean_ptr,
-    first_ptr, length_ptr, chunk_ptr, row_ptr, H, D, delta_token, delta_head, delta_d,
+    first_ptr, length_ptr, chunk_ptr, row_ptr, H: tl.constexpr, D: tl.constexpr, delta_token, delta_head, delta_d,
     C: tl.constexpr, DP: tl.constexpr, BIAS: tl.constexpr, SLOPE: tl.constexpr, P: tl.constexpr, HAS_DELTA: tl.constexpr,
 ):
     """The error u1 as a function of O, to first order: x, c = gain bias'(e), gain^2 bias''(e), 1/std and mean(c x)."""
@@ -229,14 +231,15 @@ def through_norm(g, unit, u1, c, bend, inverse, mean_cx, d, D):
 
 @triton.jit
 def scan_backward(
-    k_ptr, late_ptr, kept_ptr, u1_ptr, unit_ptr, pull_ptr, bend_ptr, inverse_ptr, mean_ptr, starts1_ptr,
-    z_ptr, slope_ptr, curve_ptr, du1_ptr, do_ptr, move1_ptr, move2_ptr, dw1_ptr, dw2_ptr, first_ptr, length_ptr, chunk_ptr, H, D, E,
+    k_ptr, late_ptr, late_k_ptr, kept_ptr, u1_ptr, late_u1_ptr, unit_ptr, pull_ptr, bend_ptr, inverse_ptr, mean_ptr, starts1_ptr,
+    z_ptr, slope_ptr, curve_ptr, du1_ptr, do_ptr, move1_ptr, move2_ptr, dw1_ptr, dw2_ptr,
+    first_ptr, length_ptr, chunk_ptr, H: tl.constexpr, D: tl.constexpr, E: tl.constexpr,
     C: tl.constexpr, DP: tl.constexpr, EB: tl.constexpr, NE: tl.constexpr, DOT: tl.constexpr, PRECISION: tl.constexpr,
 ):
     """One program a sequence and head: the state's adjoint from the last chunk to the first.
 
-    ``dw1``, ``dw2`` come in as the outgoing state's gradient and leave as the incoming one's; ``du1`` and ``do`` become whole; in ``move1``, ``move2``
-    a chunk's own share is replaced by the adjoint that arrived at its end, which ``write_backward`` needs.
+    ``dw1``, ``dw2`` come in as the outgoing state's gradient and leave as the incoming one's; ``du1`` and ``do`` become whole; in ``move1``,
+    ``move2`` a chunk's own share is replaced by the adjoint of its starting weights, which ``write_backward`` needs.
     """
     row, head = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
     first, length, chunk0 = tl.load(first_ptr + row), tl.load(length_ptr + row), tl.load(chunk_ptr + row)
@@ -249,19 +252,19 @@ def scan_backward(
         there = n * C + t < length
         there_d = there[:, None] & (d[None, :] < D)
         out = token[:, None] * H * D + head * D + d[None, :]
-        k, late = tile(k_ptr, token, head, d, H, D, there), tile(late_ptr, token, head, d, H, D, there)
-        late_k = (-late * k).to(DOT)
+        late_k = tl.trans(tile(late_k_ptr, token, head, d, H, D, there).to(DOT))
         save, wide = ((chunk0 + n) * H + head) * E * D, ((chunk0 + n) * H + head) * E * C
+        slot = ((chunk0 + n + row) * H + head) * E * D
         dy1, g = tl.zeros([C, DP], tl.float32), tl.zeros([C, DP], tl.float32)
         for i in range(NE):
             hidden = (i * EB + e)[:, None]
             at, inside = hidden * D + d[None, :], (hidden < E) & (d[None, :] < D)
             over, within = wide + hidden * C + t[None, :], (hidden < E) & (t[None, :] < C)
             dw1, dw2 = weight(dw1_ptr + base, at, inside).to(DOT), weight(dw2_ptr + base, at, inside).to(DOT)
-            da = weight(slope_ptr, over, within).to(tl.float32) * tl.dot(dw2, tl.trans(late_k), input_precision=PRECISION)
+            da = weight(slope_ptr, over, within).to(tl.float32) * tl.dot(dw2, late_k, input_precision=PRECISION)
             g += tl.dot(tl.trans(da.to(DOT)), weight(starts1_ptr + save, at, inside), input_precision=PRECISION)
             dy1 -= tl.dot(tl.trans(weight(z_ptr, over, within)), dw1, input_precision=PRECISION)
-        g += tile(du1_ptr, token, head, d, H, D, there) + late * dy1
+        g += tile(du1_ptr, token, head, d, H, D, there) + tile(late_ptr, token, head, d, H, D, there) * dy1
         tl.store(du1_ptr + out, g, mask=there_d)
         u1, unit = tile(u1_ptr, token, head, d, H, D, there), tile(unit_ptr, token, head, d, H, D, there)
         c, bend = tile(pull_ptr, token, head, d, H, D, there), tile(bend_ptr, token, head, d, H, D, there)
@@ -269,26 +272,28 @@ def scan_backward(
         mean_cx = tl.load(mean_ptr + token * H + head, mask=there, other=0.0)
         do = through_norm(g, unit, u1, c, bend, inverse, mean_cx, d, D).to(DOT)
         tl.store(do_ptr + out, do, mask=there_d)
-        late_u1, u1, key = (-late * u1).to(DOT), u1.to(DOT), k.to(DOT)
+        u1, key = u1.to(DOT), tile(k_ptr, token, head, d, H, D, there).to(DOT)
+        late_u1 = tl.trans(tile(late_u1_ptr, token, head, d, H, D, there).to(DOT))
         kept = tl.load(kept_ptr + ((chunk0 + n) * H + head) * D + d, mask=d < D, other=0.0)[None, :]
-        tl.debug_barrier()
         for i in range(NE):
             hidden = (i * EB + e)[:, None]
             at, inside = hidden * D + d[None, :], (hidden < E) & (d[None, :] < D)
             over, within = wide + hidden * C + t[None, :], (hidden < E) & (t[None, :] < C)
             dw1, dw2 = weight(dw1_ptr + base, at, inside), weight(dw2_ptr + base, at, inside)
             slope = weight(slope_ptr, over, within).to(tl.float32)
-            du2 = tl.dot(dw2.to(DOT), tl.trans(late_k), input_precision=PRECISION)
-            dz = tl.dot(dw1.to(DOT), tl.trans(late_u1), input_precision=PRECISION)
+            du2 = tl.dot(dw2.to(DOT), late_k, input_precision=PRECISION)
+            dz = tl.dot(dw1.to(DOT), late_u1, input_precision=PRECISION)
             dz += tl.dot(weight(starts1_ptr + save, at, inside), tl.trans(do), input_precision=PRECISION)
             dh = weight(curve_ptr, over, within).to(tl.float32) * du2 + slope * dz
-            new1 = kept * dw1 + weight(move1_ptr + save, at, inside).to(tl.float32)
-            new2 = kept * dw2 + weight(move2_ptr + save, at, inside).to(tl.float32)
-            tl.store(move1_ptr + save + at, dw1, mask=inside)
-            tl.store(move2_ptr + save + at, dw2, mask=inside)
+            new1 = kept * dw1 + weight(move1_ptr + slot, at, inside).to(tl.float32)
+            new2 = kept * dw2 + weight(move2_ptr + slot, at, inside).to(tl.float32)
             new1 += tl.dot((slope * du2).to(DOT), u1, input_precision=PRECISION)
             new1 += tl.dot(weight(z_ptr, over, within), do, input_precision=PRECISION)
             new2 += tl.dot(dh.to(DOT), key, input_precision=PRECISION)
+            # other threads may still read what is written over
+            tl.debug_barrier()
+            tl.store(move1_ptr + slot + at, new1, mask=inside)
+            tl.store(move2_ptr + slot + at, new2, mask=inside)
             tl.store(dw1_ptr + base + at, new1, mask=inside)
             tl.store(dw2_ptr + base + at, new2, mask=inside)
         # the next chunk's threads read what this one's have written
@@ -298,7 +303,7 @@ def scan_backward(
 @triton.jit
 def error_backward(
     k_ptr, v_ptr, delta_ptr, o_ptr, gain_ptr, shift_ptr, du1_ptr, dk_ptr, dv_ptr, ddelta_ptr, dgain_ptr, dshift_ptr,
-    first_ptr, length_ptr, chunk_ptr, row_ptr, H, D, delta_token, delta_head, delta_d,
+    first_ptr, length_ptr, chunk_ptr, row_ptr, H: tl.constexpr, D: tl.constexpr, delta_token, delta_head, delta_d,
     C: tl.constexpr, DP: tl.constexpr, BIAS: tl.constexpr, SLOPE: tl.constexpr, DELTA_SLOPE: tl.constexpr, P: tl.constexpr,
     HAS_DELTA: tl.constexpr,
 ):
@@ -328,9 +333,9 @@ def error_backward(
 
 @triton.jit
 def write_backward(
-    k_ptr, eta_ptr, log_alpha_ptr, late_ptr, kept_ptr, u1_ptr, do_ptr, starts1_ptr, starts2_ptr, anchor1_ptr, anchor2_ptr,
+    k_ptr, eta_ptr, log_alpha_ptr, late_ptr, late_k_ptr, kept_ptr, u1_ptr, late_u1_ptr, do_ptr, starts1_ptr, starts2_ptr, anchor1_ptr, anchor2_ptr,
     z_ptr, slope_ptr, curve_ptr, move1_ptr, move2_ptr, dk_ptr, deta_ptr, dlog_ptr,
-    first_ptr, length_ptr, chunk_ptr, row_ptr, H, D, E,
+    first_ptr, length_ptr, chunk_ptr, row_ptr, H: tl.constexpr, D: tl.constexpr, E: tl.constexpr,
     eta_token, eta_head, eta_d, alpha_token, alpha_head, alpha_d,
     C: tl.constexpr, DP: tl.constexpr, EB: tl.constexpr, NE: tl.constexpr,
     HAS_ALPHA: tl.constexpr, ANCHORED: tl.constexpr, DOT: tl.constexpr, PRECISION: tl.constexpr,
@@ -341,19 +346,19 @@ def write_backward(
     row, token, there = place(number, row_ptr, first_ptr, length_ptr, chunk_ptr, t, C)
     there_d = there[:, None] & (d[None, :] < D)
     out = token[:, None] * H * D + head * D + d[None, :]
-    k, u1 = tile(k_ptr, token, head, d, H, D, there), tile(u1_ptr, token, head, d, H, D, there)
-    late = tile(late_ptr, token, head, d, H, D, there)
-    late_k, late_u1, u1_dot = (-late * k).to(DOT), (-late * u1).to(DOT), u1.to(DOT)
-    do = tile(do_ptr, token, head, d, H, D, there).to(DOT)
+    late_k = tl.trans(tile(late_k_ptr, token, head, d, H, D, there).to(DOT))
+    late_u1 = tl.trans(tile(late_u1_ptr, token, head, d, H, D, there).to(DOT))
+    u1, do = (tl.trans(tile(u1_ptr, token, head, d, H, D, there).to(DOT)), tl.trans(tile(do_ptr, token, head, d, H, D, there).to(DOT)))
     dk, dy1, dy2 = tl.zeros([C, DP], tl.float32), tl.zeros([C, DP], tl.float32), tl.zeros([C, DP], tl.float32)
     dend = tl.zeros([DP], tl.float32)
     base, save, wide = (row * H + head) * E * D, (number * H + head) * E * D, (number * H + head) * E * C
+    slot = ((number + row + 1) * H + head) * E * D
     for i in range(NE):
         hidden = (i * EB + e)[:, None]
         at, inside = hidden * D + d[None, :], (hidden < E) & (d[None, :] < D)
         over, within = wide + hidden * C + t[None, :], (hidden < E) & (t[None, :] < C)
         w1, w2 = weight(starts1_ptr + save, at, inside), weight(starts2_ptr + save, at, inside)
-        dw1, dw2 = weight(move1_ptr + save, at, inside), weight(move2_ptr + save, at, inside)
+        dw1, dw2 = weight(move1_ptr + slot, at, inside), weight(move2_ptr + slot, at, inside)
         if HAS_ALPHA:
             away1, away2 = w1.to(tl.float32), w2.to(tl.float32)
             if ANCHORED:
@@ -361,14 +366,13 @@ def write_backward(
                 away2 -= weight(anchor2_ptr + base, at, inside)
             dend += tl.sum(away1 * dw1.to(tl.float32) + away2 * dw2.to(tl.float32), 0)
         slope = weight(slope_ptr, over, within).to(tl.float32)
-        u2 = slope * tl.dot(w1, tl.trans(u1_dot), input_precision=PRECISION)
+        u2 = slope * tl.dot(w1, u1, input_precision=PRECISION)
         dy2 -= tl.dot(tl.trans(u2.to(DOT)), dw2, input_precision=PRECISION)
         dy1 -= tl.dot(tl.trans(weight(z_ptr, over, within)), dw1, input_precision=PRECISION)
-        du2 = tl.dot(dw2, tl.trans(late_k), input_precision=PRECISION)
-        dz = tl.dot(dw1, tl.trans(late_u1), input_precision=PRECISION) + tl.dot(w1, tl.trans(do), input_precision=PRECISION)
+        du2 = tl.dot(dw2, late_k, input_precision=PRECISION)
+        dz = tl.dot(dw1, late_u1, input_precision=PRECISION) + tl.dot(w1, do, input_precision=PRECISION)
         dh = weight(curve_ptr, over, within).to(tl.float32) * du2 + slope * dz
         dk += tl.dot(tl.trans(dh.to(DOT)), w2, input_precision=PRECISION)
-    # loaded again: what a loop is carried across takes registers from it
     late = tile(late_ptr, token, head, d, H, D, there)
     tl.store(dk_ptr + out, tile(dk_ptr, token, head, d, H, D, there) + dk + late * dy2, mask=there_d)
     dlate = tile(u1_ptr, token, head, d, H, D, there) * dy1 + tile(k_ptr, token, head, d, H, D, there) * dy2
@@ -391,7 +395,7 @@ def write_backward(
 
 @triton.jit
 def anchor_backward(
-    kept_ptr, move1_ptr, move2_ptr, danchor1_ptr, danchor2_ptr, da1_ptr, da2_ptr, length_ptr, chunk_ptr, H, D, E,
+    kept_ptr, move1_ptr, move2_ptr, danchor1_ptr, danchor2_ptr, da1_ptr, da2_ptr, length_ptr, chunk_ptr, H: tl.constexpr, D: tl.constexpr, E: tl.constexpr,
     C: tl.constexpr, DP: tl.constexpr, EB: tl.constexpr,
 ):
     """The anchor receives what is not kept of the adjoint, and its own part of the reads, of all chunks in turn."""
@@ -402,10 +406,10 @@ def anchor_backward(
     at, inside = hidden * D + d[None, :], (hidden < E) & (d[None, :] < D)
     da1, da2 = tl.zeros([EB, DP], tl.float32), tl.zeros([EB, DP], tl.float32)
     for n in range(chunks):
-        save = ((chunk0 + n) * H + head) * E * D
+        save, slot = ((chunk0 + n) * H + head) * E * D, ((chunk0 + n + row + 1) * H + head) * E * D
         lost = 1 - tl.load(kept_ptr + ((chunk0 + n) * H + head) * D + d, mask=d < D, other=0.0)[None, :]
-        da1 += lost * weight(move1_ptr + save, at, inside).to(tl.float32) + weight(danchor1_ptr + save, at, inside).to(tl.float32)
-        da2 += lost * weight(move2_ptr + save, at, inside).to(tl.float32) + weight(danchor2_ptr + save, at, inside).to(tl.float32)
+        da1 += lost * weight(move1_ptr + slot, at, inside).to(tl.float32) + weight(danchor1_ptr + save, at, inside).to(tl.float32)
+        da2 += lost * weight(move2_ptr + slot, at, inside).to(tl.float32) + weight(danchor2_ptr + save, at, inside).to(tl.float32)
     base = (row * H + head) * E * D
     tl.store(da1_ptr + base + at, da1, mask=inside)
     tl.store(da2_ptr + base + at, da2, mask=inside)

@@ -27,6 +27,8 @@ from .backward_kernels import (
 from .biases import DEVICE, Fused
 from .forward_kernels import finish, prepare, readout, scan
 
+# Gluon is experimental: its kernels run where they were compared
+RESIDENT = triton.__version__.startswith("3.6.") and torch.cuda.is_available() and torch.cuda.get_device_capability() == (9, 0)
 INTERPRETED = os.environ.get("TRITON_INTERPRET", "0") == "1"
 DOTS = {torch.bfloat16: tl.bfloat16, torch.float16: tl.float16, torch.float32: tl.float32}
 
@@ -74,8 +76,8 @@ class Weights(NamedTuple):
 class Saved(NamedTuple):
     """What the forward pass leaves for the backward one.
 
-    The weights at each chunk's start, the errors u1, both norms' inputs, both layers' scores, each write's step at its chunk's end
-    and the decay of each chunk.
+    The weights at each chunk's start, the errors u1, both norms' inputs, both layers' scores, each write's step at its chunk's end,
+    bare and times -k and -u1, and the decay of each chunk.
     """
 
     starts1: Tensor
@@ -87,6 +89,8 @@ class Saved(NamedTuple):
     scores1: Tensor
     scores2: Tensor
     late: Tensor
+    late_k: Tensor
+    late_u1: Tensor
     kept: Tensor
 
 
@@ -113,13 +117,22 @@ def forward(tokens: Tokens, weights: Weights, rows: Rows, size: int, bias: Fused
     say = options(q, size, hidden, tokens.log_alpha is not None, weights.anchor1 is not None)
     grid = (chunks, heads)
     prepare[grid](
-        q, k, eta, log_alpha, saved.scores2, saved.late, saved.kept, *places, rows.row, heads, channels, *steps, *decays, **say.pairs,
+        q, k, eta, log_alpha, saved.scores2, saved.late, saved.late_k, saved.kept, *places, rows.row, heads, channels, *steps, *decays,
+        **say.pairs,
     )  # fmt: skip
-    scan[(rows.first.shape[0], heads)](
-        k, v, saved.late, saved.kept, delta, weights.w1, weights.w2, *anchors, *norm, saved.starts1, saved.starts2, saved.u1, saved.o,
-        *result[1:], *places, heads, channels, hidden, *_strides(delta),
-        BIAS=DEVICE[bias.name].gradient, P=bias.p, HAS_DELTA=delta is not None, ANCHORED=say.anchored, **say.scan,
+    arguments = (
+        weights.w1, weights.w2, *anchors, *norm, saved.starts1, saved.starts2, saved.u1, saved.late_u1, saved.o,
+        *result[1:], *places, heads, channels, hidden,
     )  # fmt: skip
+    device = {"BIAS": DEVICE[bias.name].gradient, "P": bias.p, "HAS_DELTA": delta is not None, "ANCHORED": say.anchored}
+    programs = (rows.first.shape[0], heads)
+    if say.resident:
+        from .resident_kernels import scan_resident
+
+        whole = None if delta is None else delta.expand_as(q).contiguous()
+        scan_resident[programs](k, v, saved.late, saved.late_k, saved.kept, whole, *arguments, **device, num_warps=8)
+    else:
+        scan[programs](k, v, saved.late, saved.late_k, saved.kept, delta, *arguments, *_strides(delta), **device, **say.scan)
     readout[grid](
         q, k, log_alpha, saved.u1, saved.scores2, saved.scores1, saved.o_q, saved.o_anchor, saved.starts1, saved.starts2, *anchors,
         *places, rows.row, heads, channels, hidden, *decays, ANCHORED=say.anchored, **say.read,
@@ -138,8 +151,9 @@ def empty_saved(q: Tensor, chunks: int, hidden: int, size: int, anchored: bool) 
     scores1, scores2 = (q.new_empty(chunks, heads, size, size) for _ in range(2))
     o_q = torch.empty_like(q, dtype=torch.float32)
     o_anchor = torch.empty_like(o_q) if anchored else o_q.new_empty(0)
-    u1, o, late = (torch.empty_like(q) for _ in range(3))
-    return Saved(starts1, starts2, u1, o, o_q, o_anchor, scores1, scores2, late, o_q.new_empty(chunks, heads, channels))
+    u1, o, late, late_k, late_u1 = (torch.empty_like(q) for _ in range(5))
+    kept = o_q.new_empty(chunks, heads, channels)
+    return Saved(starts1, starts2, u1, o, o_q, o_anchor, scores1, scores2, late, late_k, late_u1, kept)
 
 
 def backward(
@@ -159,9 +173,9 @@ def backward(
     do, unit, pull, bend = (torch.empty_like(q) for _ in range(4))
     inverse, mean = torch.empty(2, *q.shape[:2], device=q.device)
     z, slope, curve = (q.new_empty(chunks, heads, hidden, size) for _ in range(3))
-    move1, move2 = torch.empty_like(saved.starts1), torch.empty_like(saved.starts2)
+    move1, move2 = (q.new_empty(chunks + rows.first.shape[0], heads, hidden, channels) for _ in range(2))
     dq_anchor, danchor1, danchor2, da1, da2 = (
-        torch.empty_like(x) if say.anchored else None for x in (dq, move1, move2, dw1, dw2)
+        torch.empty_like(x) if say.anchored else None for x in (dq, saved.starts1, saved.starts2, dw1, dw2)
     )
     dscores1, dscores2 = torch.empty_like(saved.scores1), torch.empty_like(saved.scores1)
     dgain, dshift = torch.empty(2, 2, chunks, heads, channels, device=q.device)
@@ -184,14 +198,21 @@ def backward(
         k, v, delta, saved.o, *norm, unit, pull, bend, inverse, mean, *places, rows.row, heads, channels, *thresholds,
         C=size, DP=say.wide, BIAS=device.gradient, SLOPE=device.slope, P=bias.p, HAS_DELTA=delta is not None, num_warps=4,
     )  # fmt: skip
-    _add_tails(move1, move2, rows, size, outer)
-    scan_backward[(rows.first.shape[0], heads)](
-        k, saved.late, saved.kept, saved.u1, unit, pull, bend, inverse, mean, saved.starts1, z, slope, curve, du1, do, move1, move2,
-        dw1, dw2, *places, heads, channels, hidden, **say.scan_backward,
+    _join_states(move1, move2, rows, size, outer)
+    arguments = (
+        k, saved.late, saved.late_k, saved.kept, saved.u1, saved.late_u1, unit, pull, bend, inverse, mean, saved.starts1, z, slope, curve,
+        du1, do, move1, move2, dw1, dw2, *places, heads, channels, hidden,
     )  # fmt: skip
+    if say.resident:
+        from .resident_kernels import scan_backward_resident
+
+        scan_backward_resident[(rows.first.shape[0], heads)](*arguments, num_warps=8)
+    else:
+        scan_backward[(rows.first.shape[0], heads)](*arguments, **say.scan_backward)
     write_backward[grid](
-        k, eta, log_alpha, saved.late, saved.kept, saved.u1, do, saved.starts1, saved.starts2, *anchors, z, slope, curve, move1, move2,
-        dk, deta, dlog, *places, rows.row, heads, channels, hidden, *steps, *decays, ANCHORED=say.anchored, **say.write_backward,
+        k, eta, log_alpha, saved.late, saved.late_k, saved.kept, saved.u1, saved.late_u1, do, saved.starts1, saved.starts2, *anchors,
+        z, slope, curve, move1, move2, dk, deta, dlog, *places, rows.row, heads, channels, hidden, *steps, *decays,
+        ANCHORED=say.anchored, **say.write_backward,
     )  # fmt: skip
     error_backward[grid](
         k, v, delta, saved.o, *norm, du1, dk, dv, ddelta, dgain[1], dshift[1], *places, rows.row, heads, channels, *thresholds,
@@ -207,12 +228,13 @@ def backward(
     return Tokens(dq, dk, dv, *gates), Weights(dw1, dw2, da1, da2, dgain.sum((0, 1)), dshift.sum((0, 1)))  # type: ignore[arg-type]
 
 
-def _add_tails(move1: Tensor, move2: Tensor, rows: Rows, size: int, outer: Result) -> None:
-    """What arrives at the weights an open chunk starts from joins what that chunk itself sends there."""
+def _join_states(move1: Tensor, move2: Tensor, rows: Rows, size: int, outer: Result) -> None:
+    """What arrives at the outgoing weights, and at those an open chunk starts from, takes its place among the chunks' own shares."""
     begun = (rows.length % size != 0)[:, None, None, None]
-    last = (rows.chunk + (rows.length - 1) // size).clamp(0, move1.shape[0] - 1)
-    for move, tail in ((move1, outer.tail1), (move2, outer.tail2)):
-        move.index_add_(0, last, torch.where(begun, tail, 0.0).to(move.dtype))
+    end = rows.chunk + (rows.length + size - 1) // size + torch.arange(rows.first.shape[0], device=move1.device)
+    for move, state, tail in ((move1, outer.w1, outer.tail1), (move2, outer.w2, outer.tail2)):
+        move.index_copy_(0, end, state.to(move.dtype))
+        move.index_add_(0, (end - 1).clamp_min(0), torch.where(begun, tail, 0.0).to(move.dtype))
 
 
 def _like(gradient: Tensor, gate: Tensor | None) -> Tensor | None:
@@ -226,6 +248,7 @@ class Options(NamedTuple):
     """The compile-time arguments and launch settings of each kind of kernel."""
 
     anchored: bool
+    resident: bool
     wide: int
     pairs: dict[str, Any]
     scan: dict[str, Any]
@@ -237,7 +260,8 @@ class Options(NamedTuple):
 
 def options(q: Tensor, size: int, hidden: int, decays: bool, anchored: bool) -> Options:
     """What the kernels are told: as many hidden channels at once as registers and shared memory hold."""
-    dtype, wide = q.dtype, triton.next_power_of_2(q.shape[2])
+    dtype, channels = q.dtype, q.shape[2]
+    wide = triton.next_power_of_2(channels)
     exact, large = dtype == torch.float32, wide > 64
     shape = {"C": size, "DP": wide}
     products = {"DOT": DOTS[dtype], "PRECISION": "ieee" if exact else "tf32"}
@@ -252,13 +276,20 @@ def options(q: Tensor, size: int, hidden: int, decays: bool, anchored: bool) -> 
     alpha = {"HAS_ALPHA": decays}
     return Options(
         anchored=anchored,
+        resident=RESIDENT
+        and q.is_cuda
+        and not exact
+        and size == 64
+        and channels % 16 == 0
+        and channels <= 64
+        and hidden <= 256,
         wide=wide,
         pairs=shape | paired | alpha | {"BLOCK": min(16, size), "num_warps": 4},
         scan=blocks(128, 8) | fast,
         read=blocks(64, 4) | alpha | fast,
-        read_backward=blocks(64, 4) | alpha | fast,
+        read_backward=blocks(128, 8) | alpha | fast,
         scan_backward=blocks(128, 8),
-        write_backward=blocks(64, 4) | alpha,
+        write_backward=blocks(128, 8) | alpha,
     )
 
 

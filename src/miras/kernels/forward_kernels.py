@@ -19,11 +19,12 @@ from .tiles import decayed_scores, decayed_values, gelu, gelu_slope, place, rows
 
 @triton.jit
 def prepare(
-    q_ptr, k_ptr, eta_ptr, log_alpha_ptr, scores2_ptr, late_ptr, kept_ptr, first_ptr, length_ptr, chunk_ptr, row_ptr, H, D,
+    q_ptr, k_ptr, eta_ptr, log_alpha_ptr, scores2_ptr, late_ptr, late_k_ptr, kept_ptr,
+    first_ptr, length_ptr, chunk_ptr, row_ptr, H: tl.constexpr, D: tl.constexpr,
     eta_token, eta_head, eta_d, alpha_token, alpha_head, alpha_d,
     C: tl.constexpr, DP: tl.constexpr, BLOCK: tl.constexpr, HAS_ALPHA: tl.constexpr, DOT: tl.constexpr, PRECISION: tl.constexpr,
 ):
-    """What no weight enters: the inner layer's scores q_t . (b_t/b_i) eta_i k_i, each write's step at the chunk's end, b_C."""
+    """What no weight enters: the inner layer's scores q_t . (b_t/b_i) eta_i k_i, each write's step at the chunk's end, times -k, b_C."""
     number, head = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
     d, t = tl.arange(0, DP), tl.arange(0, C)
     _, token, there = place(number, row_ptr, first_ptr, length_ptr, chunk_ptr, t, C)
@@ -41,6 +42,7 @@ def prepare(
     tl.store(scores2_ptr + (number * H + head) * C * C + t[:, None] * C + t[None, :], scores)
     out = token[:, None] * H * D + head * D + d[None, :]
     tl.store(late_ptr + out, late, mask=there[:, None] & (d[None, :] < D))
+    tl.store(late_k_ptr + out, -late * k, mask=there[:, None] & (d[None, :] < D))
     tl.store(kept_ptr + (number * H + head) * D + d, kept, mask=d < D)
 
 
@@ -57,9 +59,9 @@ def surprise(o, k, v, delta, gain, shift, there, d, D, BIAS: tl.constexpr, P: tl
 
 @triton.jit
 def scan(
-    k_ptr, v_ptr, late_ptr, kept_ptr, delta_ptr, w1_ptr, w2_ptr, anchor1_ptr, anchor2_ptr, gain_ptr, shift_ptr,
-    starts1_ptr, starts2_ptr, u1_ptr, o_ptr, end1_ptr, end2_ptr, tail1_ptr, tail2_ptr,
-    first_ptr, length_ptr, chunk_ptr, H, D, E, delta_token, delta_head, delta_d,
+    k_ptr, v_ptr, late_ptr, late_k_ptr, kept_ptr, delta_ptr, w1_ptr, w2_ptr, anchor1_ptr, anchor2_ptr, gain_ptr, shift_ptr,
+    starts1_ptr, starts2_ptr, u1_ptr, late_u1_ptr, o_ptr, end1_ptr, end2_ptr, tail1_ptr, tail2_ptr,
+    first_ptr, length_ptr, chunk_ptr, H: tl.constexpr, D: tl.constexpr, E: tl.constexpr, delta_token, delta_head, delta_d,
     C: tl.constexpr, DP: tl.constexpr, EB: tl.constexpr, NE: tl.constexpr, BIAS: tl.constexpr, P: tl.constexpr,
     HAS_DELTA: tl.constexpr, ANCHORED: tl.constexpr, DOT: tl.constexpr, PRECISION: tl.constexpr, FAST: tl.constexpr,
 ):
@@ -106,9 +108,11 @@ def scan(
         u1 = surprise(o, k, v, delta, gain, shift, there, d, D, BIAS, P)
         tl.store(u1_ptr + out, u1, mask=there_d)
         tl.store(o_ptr + out, o, mask=there_d)
-        late = tile(late_ptr, token, head, d, H, D, there)
+        late_u1 = (-tile(late_ptr, token, head, d, H, D, there) * u1).to(DOT)
+        tl.store(late_u1_ptr + out, late_u1, mask=there_d)
+        late_k = tile(late_k_ptr, token, head, d, H, D, there).to(DOT)
         kept = tl.load(kept_ptr + (number * H + head) * D + d, mask=d < D, other=0.0)[None, :]
-        u1_t, late_u1, late_k = tl.trans(u1.to(DOT)), (late * u1).to(DOT), (late * k).to(DOT)
+        u1_t = tl.trans(u1.to(DOT))
         for i in range(NE):
             at = (i * EB + e)[:, None] * D + d[None, :]
             inside = ((i * EB + e)[:, None] < E) & (d[None, :] < D)
@@ -123,8 +127,8 @@ def scan(
             if ANCHORED:
                 w1 += (1 - kept) * weight(anchor1_ptr + base, at, inside)
                 w2 += (1 - kept) * weight(anchor2_ptr + base, at, inside)
-            w1 -= tl.dot(z.to(DOT), late_u1, input_precision=PRECISION)
-            w2 -= tl.dot(u2.to(DOT), late_k, input_precision=PRECISION)
+            w1 += tl.dot(z.to(DOT), late_u1, input_precision=PRECISION)
+            w2 += tl.dot(u2.to(DOT), late_k, input_precision=PRECISION)
             tl.store(end1_ptr + base + at, w1, mask=inside)
             tl.store(end2_ptr + base + at, w2, mask=inside)
             if n + 1 < chunks:
@@ -137,7 +141,7 @@ def scan(
 @triton.jit
 def readout(
     q_ptr, k_ptr, log_alpha_ptr, u1_ptr, scores2_ptr, scores1_ptr, o_ptr, o_anchor_ptr,
-    starts1_ptr, starts2_ptr, anchor1_ptr, anchor2_ptr, first_ptr, length_ptr, chunk_ptr, row_ptr, H, D, E,
+    starts1_ptr, starts2_ptr, anchor1_ptr, anchor2_ptr, first_ptr, length_ptr, chunk_ptr, row_ptr, H: tl.constexpr, D: tl.constexpr, E: tl.constexpr,
     alpha_token, alpha_head, alpha_d,
     C: tl.constexpr, DP: tl.constexpr, EB: tl.constexpr, NE: tl.constexpr,
     HAS_ALPHA: tl.constexpr, ANCHORED: tl.constexpr, DOT: tl.constexpr, PRECISION: tl.constexpr, FAST: tl.constexpr,
@@ -185,7 +189,7 @@ def readout(
 @triton.jit
 def finish(
     q_ptr, eta_ptr, log_alpha_ptr, u1_ptr, scores1_ptr, o_ptr, o_anchor_ptr, y_ptr, gain_ptr, shift_ptr,
-    first_ptr, length_ptr, chunk_ptr, row_ptr, H, D,
+    first_ptr, length_ptr, chunk_ptr, row_ptr, H: tl.constexpr, D: tl.constexpr,
     eta_token, eta_head, eta_d, alpha_token, alpha_head, alpha_d,
     C: tl.constexpr, DP: tl.constexpr, BLOCK: tl.constexpr,
     HAS_ALPHA: tl.constexpr, ANCHORED: tl.constexpr, DOT: tl.constexpr, PRECISION: tl.constexpr,

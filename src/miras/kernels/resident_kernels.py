@@ -1,0 +1,350 @@
+"""The two scans for Hopper in Gluon, with the state in registers: a chunk's products read copies in shared memory.
+
+For 16-bit products, chunks of 64 tokens, at most 64 channels and 256 hidden ones. They do what ``forward_kernels.scan`` and
+``backward_kernels.scan_backward`` do, which say what each step means; eight warps, each warpgroup half of the hidden channels.
+
+C = 64 tokens of a chunk, D channels (64 with padding), E hidden channels (256 with padding)
+"""
+
+# ruff: noqa: ANN001, ANN201
+# mypy: ignore-errors
+# fmt: off
+from __future__ import annotations
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.ampere import async_copy
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, warpgroup_mma
+
+
+@gluon.jit
+def tanh(x):
+    """The hardware's own, good to 2^-11."""
+    return gl.inline_asm_elementwise("tanh.approx.f32 $0, $1;", "=f,f", [x], dtype=gl.float32, is_pure=True, pack=1)
+
+
+@gluon.jit
+def gelu_slope(x):
+    """gelu(x) and gelu'(x), as in tiles.py."""
+    square = x * x
+    th = tanh(x * (0.7978845608028654 + 0.035677408136300125 * square))
+    half = 0.5 * x
+    slope = 0.5 * th + 0.5 + half * (1 - th * th) * (0.7978845608028654 + 0.10703222440890037 * square)
+    return half * th + half, slope
+
+
+@gluon.jit
+def add2(a, b, c, d):
+    """Two sums at once."""
+    return a + c, b + d
+
+
+@gluon.jit
+def add3(a, b, c, d, e, f):
+    """Three sums at once."""
+    return a + d, b + e, c + f
+
+
+@gluon.jit
+def fetch(smem, ptr, first, count, stride, D: gl.constexpr, L: gl.constexpr, ROWS: gl.constexpr):
+    """Start copying rows [ROWS,64] of a matrix into shared memory, zeros where there is no row or column."""
+    r = gl.arange(0, ROWS, layout=gl.SliceLayout(1, L))
+    c = gl.arange(0, 64, layout=gl.SliceLayout(0, L))
+    where = ptr + (first + r)[:, None] * stride + c[None, :]
+    async_copy.async_copy_global_to_shared(smem, where, mask=(r < count)[:, None] & (c < D)[None, :])
+
+
+@gluon.jit
+def put(ptr, smem, count: gl.constexpr, D: gl.constexpr, L: gl.constexpr):
+    """Copy a weight's copy [256,64] from shared memory to a place of its own."""
+    r = gl.arange(0, 256, layout=gl.SliceLayout(1, L))
+    c = gl.arange(0, 64, layout=gl.SliceLayout(0, L))
+    gl.store(ptr + r[:, None] * D + c[None, :], smem.load(L), mask=(r < count)[:, None] & (c < D)[None, :])
+
+
+@gluon.jit
+def half(ptr, start: gl.constexpr, D: gl.constexpr, E: gl.constexpr, L: gl.constexpr):
+    """Rows ``start`` to ``start + 128`` of a weight [E,D]."""
+    e, d = start + gl.arange(0, 128, layout=gl.SliceLayout(1, L)), gl.arange(0, 64, layout=gl.SliceLayout(0, L))
+    return gl.load(ptr + e[:, None] * D + d[None, :], mask=(e < E)[:, None] & (d < D)[None, :], other=0.0)
+
+
+@gluon.jit
+def keep(ptr, value, start: gl.constexpr, D: gl.constexpr, E: gl.constexpr, L: gl.constexpr):
+    """Write them."""
+    e, d = start + gl.arange(0, 128, layout=gl.SliceLayout(1, L)), gl.arange(0, 64, layout=gl.SliceLayout(0, L))
+    gl.store(ptr + e[:, None] * D + d[None, :], value, mask=(e < E)[:, None] & (d < D)[None, :])
+
+
+@gluon.jit
+def scan_resident(
+    k_ptr, v_ptr, late_ptr, late_k_ptr, kept_ptr, delta_ptr, w1_ptr, w2_ptr, anchor1_ptr, anchor2_ptr, gain_ptr, shift_ptr,
+    starts1_ptr, starts2_ptr, u1_ptr, late_u1_ptr, o_ptr, end1_ptr, end2_ptr, tail1_ptr, tail2_ptr,
+    first_ptr, length_ptr, chunk_ptr, H: gl.constexpr, D: gl.constexpr, E: gl.constexpr,
+    BIAS: gl.constexpr, P: gl.constexpr, HAS_DELTA: gl.constexpr, ANCHORED: gl.constexpr,
+):
+    """``forward_kernels.scan`` with W1' and W2 in registers; ``delta`` is [T,H,D] in float32."""
+    DOT: gl.constexpr = k_ptr.dtype.element_ty
+    EC: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[8, 1], instr_shape=[16, 64, 16])
+    CD: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 2], instr_shape=[16, 32, 16])
+    LEFT: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=EC, k_width=2)
+    LINES: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [8, 1], [1, 0])
+    SINGLES: gl.constexpr = gl.BlockedLayout([1, 4], [2, 16], [8, 1], [1, 0])
+    SWIZZLED: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
+    PLAIN: gl.constexpr = gl.SwizzledSharedLayout(4, 2, 8, [1, 0])
+    w1_s = gl.allocate_shared_memory(DOT, [256, 64], SWIZZLED)
+    w2_s = gl.allocate_shared_memory(DOT, [256, 64], SWIZZLED)
+    z_s = gl.allocate_shared_memory(DOT, [256, 64], SWIZZLED)
+    k_s = gl.allocate_shared_memory(DOT, [64, 64], SWIZZLED)
+    v_s = gl.allocate_shared_memory(DOT, [64, 64], SWIZZLED)
+    late_s = gl.allocate_shared_memory(DOT, [64, 64], SWIZZLED)
+    u1_s = gl.allocate_shared_memory(DOT, [64, 64], SWIZZLED)
+    late_u1_s = gl.allocate_shared_memory(DOT, [64, 64], SWIZZLED)
+    late_k_s = gl.allocate_shared_memory(DOT, [64, 64], SWIZZLED)
+    slope_s = gl.allocate_shared_memory(DOT, [256, 64], SWIZZLED)
+    delta_s = gl.allocate_shared_memory(gl.float32, [64, 64], PLAIN)
+
+    row, head = gl.program_id(0).to(gl.int64), gl.program_id(1).to(gl.int64)
+    first, length, chunk0 = gl.load(first_ptr + row), gl.load(length_ptr + row), gl.load(chunk_ptr + row)
+    base, stride = (row * H + head) * E * D, H * D
+    d = gl.arange(0, 64, layout=gl.SliceLayout(0, EC))
+    t = gl.arange(0, 64, layout=gl.SliceLayout(1, CD))
+    j = gl.arange(0, 64, layout=gl.SliceLayout(0, CD))
+    w1a, w1b = half(w1_ptr + base, 0, D, E, EC), half(w1_ptr + base, 128, D, E, EC)
+    w2a, w2b = half(w2_ptr + base, 0, D, E, EC), half(w2_ptr + base, 128, D, E, EC)
+    chunks = (length + 63) // 64
+    fetch(k_s, k_ptr + head * D, first, length, stride, D, LINES, 64)
+    fetch(v_s, v_ptr + head * D, first, length, stride, D, LINES, 64)
+    fetch(late_s, late_ptr + head * D, first, length, stride, D, LINES, 64)
+    fetch(late_k_s, late_k_ptr + head * D, first, length, stride, D, LINES, 64)
+    if HAS_DELTA:
+        fetch(delta_s, delta_ptr + head * D, first, length, stride, D, SINGLES, 64)
+    async_copy.commit_group()
+    for n in range(chunks):
+        number = chunk0 + n
+        w1_s.slice(0, 128).store(w1a.to(DOT))
+        w1_s.slice(128, 128).store(w1b.to(DOT))
+        w2_s.slice(0, 128).store(w2a.to(DOT))
+        w2_s.slice(128, 128).store(w2b.to(DOT))
+        if (n + 1) * 64 > length:
+            keep(tail1_ptr + base, w1a, 0, D, E, EC)
+            keep(tail1_ptr + base, w1b, 128, D, E, EC)
+            keep(tail2_ptr + base, w2a, 0, D, E, EC)
+            keep(tail2_ptr + base, w2b, 128, D, E, EC)
+        async_copy.wait_group(0)
+        fence_async_shared()
+        gl.thread_barrier()
+        put(starts1_ptr + (number * H + head) * E * D, w1_s, E, D, LINES)
+        put(starts2_ptr + (number * H + head) * E * D, w2_s, E, D, LINES)
+        for i in gl.static_range(2):
+            h = warpgroup_mma(w2_s.slice(i * 128, 128), k_s.permute((1, 0)), gl.zeros([128, 64], gl.float32, EC), use_acc=False)
+            z, slope = gelu_slope(h)
+            z_s.slice(i * 128, 128).store(z.to(DOT))
+            slope_s.slice(i * 128, 128).store(slope.to(DOT))
+        fence_async_shared()
+        gl.thread_barrier()
+        o = warpgroup_mma(z_s.permute((1, 0)), w1_s, gl.zeros([64, 64], gl.float32, CD), use_acc=False)
+        there = ((n * 64 + t) < length)[:, None] & (j < D)[None, :]
+        gain = gl.load(gain_ptr + head * D + j, mask=j < D, other=0.0)[None, :]
+        shift = gl.load(shift_ptr + head * D + j, mask=j < D, other=0.0)[None, :]
+        total, squares = gl.reduce((o, o * o), 1, add2)
+        mean = total / D
+        inverse = gl.rsqrt(squares / D - mean * mean + 1e-6)
+        unit = gl.where((j < D)[None, :], (o - mean[:, None]) * inverse[:, None], 0.0)
+        error = k_s.load(CD).to(gl.float32) + gain * unit + shift - v_s.load(CD).to(gl.float32)
+        if HAS_DELTA:
+            c = gain * BIAS(error, delta_s.load(CD), P)
+        else:
+            c = gain * BIAS(error, error, P)
+        c = gl.where(there, c, 0.0)
+        total, along = gl.reduce((c, c * unit), 1, add2)
+        u1 = inverse[:, None] * (c - (total / D)[:, None] - unit * (along / D)[:, None])
+        u1 = gl.where((j < D)[None, :], u1, 0.0)
+        late_u1 = (-late_s.load(CD).to(gl.float32) * u1).to(DOT)
+        u1_s.store(u1.to(DOT))
+        late_u1_s.store(late_u1)
+        out = (first + n * 64 + t)[:, None] * stride + head * D + j[None, :]
+        gl.store(u1_ptr + out, u1.to(DOT), mask=there)
+        gl.store(late_u1_ptr + out, late_u1, mask=there)
+        gl.store(o_ptr + out, o.to(DOT), mask=there)
+        fence_async_shared()
+        gl.thread_barrier()
+        ahead = first + (n + 1) * 64
+        left = length - (n + 1) * 64
+        fetch(k_s, k_ptr + head * D, ahead, left, stride, D, LINES, 64)
+        fetch(v_s, v_ptr + head * D, ahead, left, stride, D, LINES, 64)
+        fetch(late_s, late_ptr + head * D, ahead, left, stride, D, LINES, 64)
+        if HAS_DELTA:
+            fetch(delta_s, delta_ptr + head * D, ahead, left, stride, D, SINGLES, 64)
+        async_copy.commit_group()
+        kept = gl.load(kept_ptr + (number * H + head) * D + d, mask=d < D, other=0.0)[None, :]
+        w1a, w2a = kept * w1a, kept * w2a
+        w1b, w2b = kept * w1b, kept * w2b
+        if ANCHORED:
+            w1a += (1 - kept) * half(anchor1_ptr + base, 0, D, E, EC)
+            w1b += (1 - kept) * half(anchor1_ptr + base, 128, D, E, EC)
+            w2a += (1 - kept) * half(anchor2_ptr + base, 0, D, E, EC)
+            w2b += (1 - kept) * half(anchor2_ptr + base, 128, D, E, EC)
+        w1a = warpgroup_mma(z_s.slice(0, 128), late_u1_s, w1a)
+        w1b = warpgroup_mma(z_s.slice(128, 128), late_u1_s, w1b)
+        a = warpgroup_mma(w1_s.slice(0, 128), u1_s.permute((1, 0)), gl.zeros([128, 64], gl.float32, EC), use_acc=False)
+        u2 = (slope_s.slice(0, 128).load(EC).to(gl.float32) * a).to(DOT)
+        w2a = warpgroup_mma(gl.convert_layout(u2, LEFT), late_k_s, w2a)
+        a = warpgroup_mma(w1_s.slice(128, 128), u1_s.permute((1, 0)), gl.zeros([128, 64], gl.float32, EC), use_acc=False)
+        u2 = (slope_s.slice(128, 128).load(EC).to(gl.float32) * a).to(DOT)
+        w2b = warpgroup_mma(gl.convert_layout(u2, LEFT), late_k_s, w2b)
+        gl.thread_barrier()
+        fetch(late_k_s, late_k_ptr + head * D, ahead, left, stride, D, LINES, 64)
+        async_copy.commit_group()
+    async_copy.wait_group(0)
+    keep(end1_ptr + base, w1a, 0, D, E, EC)
+    keep(end1_ptr + base, w1b, 128, D, E, EC)
+    keep(end2_ptr + base, w2a, 0, D, E, EC)
+    keep(end2_ptr + base, w2b, 128, D, E, EC)
+
+
+@gluon.jit
+def errors(dw2, late_k_s, slope_s, curve_s, L: gl.constexpr):
+    """du2 = -dW2 (late k)': in shared memory, slope becomes slope du2 and curve becomes curve du2."""
+    du2 = warpgroup_mma(dw2, late_k_s.permute((1, 0)), gl.zeros([128, 64], gl.float32, L), use_acc=False)
+    slope, curve = slope_s.load(L), curve_s.load(L)
+    gl.thread_barrier()
+    slope_s.store((slope.to(gl.float32) * du2).to(slope.dtype))
+    curve_s.store((curve.to(gl.float32) * du2).to(slope.dtype))
+
+
+@gluon.jit
+def hidden_errors(dw1_s, late_u1_s, w1_s, do_s, curve_s, slope_s, L: gl.constexpr):
+    """dH = curve du2 + slope (dO W1 - dW1 (late u1)')."""
+    dz = warpgroup_mma(dw1_s, late_u1_s.permute((1, 0)), gl.zeros([128, 64], gl.float32, L), use_acc=False)
+    dz = warpgroup_mma(w1_s, do_s.permute((1, 0)), dz)
+    return (curve_s.load(L).to(gl.float32) + slope_s.load(L).to(gl.float32) * dz).to(curve_s.dtype)
+
+
+@gluon.jit
+def scan_backward_resident(
+    k_ptr, late_ptr, late_k_ptr, kept_ptr, u1_ptr, late_u1_ptr, unit_ptr, pull_ptr, bend_ptr, inverse_ptr, mean_ptr, starts1_ptr,
+    z_ptr, slope_ptr, curve_ptr, du1_ptr, do_ptr, move1_ptr, move2_ptr, dw1_ptr, dw2_ptr,
+    first_ptr, length_ptr, chunk_ptr, H: gl.constexpr, D: gl.constexpr, E: gl.constexpr,
+):
+    """``backward_kernels.scan_backward`` with both adjoints in registers."""
+    DOT: gl.constexpr = k_ptr.dtype.element_ty
+    EC: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[8, 1], instr_shape=[16, 64, 16])
+    CD: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 2], instr_shape=[16, 32, 16])
+    LEFT: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=EC, k_width=2)
+    LINES: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [8, 1], [1, 0])
+    SWIZZLED: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
+    dw1_s = gl.allocate_shared_memory(DOT, [256, 64], SWIZZLED)
+    w1_s = gl.allocate_shared_memory(DOT, [256, 64], SWIZZLED)
+    z_s = gl.allocate_shared_memory(DOT, [256, 64], SWIZZLED)
+    slope_s = gl.allocate_shared_memory(DOT, [256, 64], SWIZZLED)
+    curve_s = gl.allocate_shared_memory(DOT, [256, 64], SWIZZLED)
+    k_s = gl.allocate_shared_memory(DOT, [64, 64], SWIZZLED)
+    late_s = gl.allocate_shared_memory(DOT, [64, 64], SWIZZLED)
+    late_k_s = gl.allocate_shared_memory(DOT, [64, 64], SWIZZLED)
+    u1_s = gl.allocate_shared_memory(DOT, [64, 64], SWIZZLED)
+    late_u1_s = gl.allocate_shared_memory(DOT, [64, 64], SWIZZLED)
+    unit_s = gl.allocate_shared_memory(DOT, [64, 64], SWIZZLED)
+    pull_s = gl.allocate_shared_memory(DOT, [64, 64], SWIZZLED)
+    bend_s = gl.allocate_shared_memory(DOT, [64, 64], SWIZZLED)
+
+    row, head = gl.program_id(0).to(gl.int64), gl.program_id(1).to(gl.int64)
+    first, length, chunk0 = gl.load(first_ptr + row), gl.load(length_ptr + row), gl.load(chunk_ptr + row)
+    base, stride = (row * H + head) * E * D, H * D
+    d = gl.arange(0, 64, layout=gl.SliceLayout(0, EC))
+    t = gl.arange(0, 64, layout=gl.SliceLayout(1, CD))
+    j = gl.arange(0, 64, layout=gl.SliceLayout(0, CD))
+    dw1a, dw1b = half(dw1_ptr + base, 0, D, E, EC), half(dw1_ptr + base, 128, D, E, EC)
+    dw2a, dw2b = half(dw2_ptr + base, 0, D, E, EC), half(dw2_ptr + base, 128, D, E, EC)
+    dw1_s.slice(0, 128).store(dw1a.to(DOT))
+    dw1_s.slice(128, 128).store(dw1b.to(DOT))
+    chunks = (length + 63) // 64
+    for back in range(chunks):
+        n = chunks - 1 - back
+        number = chunk0 + n
+        save, wide = (number * H + head) * E * D, (number * H + head) * E * 64
+        slot = ((number + row) * H + head) * E * D
+        begin, count = first + n * 64, length - n * 64
+        fetch(slope_s, slope_ptr + wide, 0, E, 64, 64, LINES, 256)
+        fetch(curve_s, curve_ptr + wide, 0, E, 64, 64, LINES, 256)
+        fetch(late_k_s, late_k_ptr + head * D, begin, count, stride, D, LINES, 64)
+        async_copy.commit_group()
+        fetch(w1_s, starts1_ptr + save, 0, E, D, D, LINES, 256)
+        fetch(z_s, z_ptr + wide, 0, E, 64, 64, LINES, 256)
+        fetch(u1_s, u1_ptr + head * D, begin, count, stride, D, LINES, 64)
+        fetch(late_s, late_ptr + head * D, begin, count, stride, D, LINES, 64)
+        fetch(unit_s, unit_ptr + head * D, begin, count, stride, D, LINES, 64)
+        fetch(pull_s, pull_ptr + head * D, begin, count, stride, D, LINES, 64)
+        fetch(bend_s, bend_ptr + head * D, begin, count, stride, D, LINES, 64)
+        fetch(late_u1_s, late_u1_ptr + head * D, begin, count, stride, D, LINES, 64)
+        fetch(k_s, k_ptr + head * D, begin, count, stride, D, LINES, 64)
+        async_copy.commit_group()
+        async_copy.wait_group(1)
+        fence_async_shared()
+        gl.thread_barrier()
+        errors(gl.convert_layout(dw2a.to(DOT), LEFT), late_k_s, slope_s.slice(0, 128), curve_s.slice(0, 128), EC)
+        errors(gl.convert_layout(dw2b.to(DOT), LEFT), late_k_s, slope_s.slice(128, 128), curve_s.slice(128, 128), EC)
+        async_copy.wait_group(0)
+        fence_async_shared()
+        gl.thread_barrier()
+        g = warpgroup_mma(slope_s.permute((1, 0)), w1_s, gl.zeros([64, 64], gl.float32, CD), use_acc=False)
+        dy1 = warpgroup_mma(z_s.permute((1, 0)), dw1_s, gl.zeros([64, 64], gl.float32, CD), use_acc=False)
+        kept = gl.load(kept_ptr + (number * H + head) * D + d, mask=d < D, other=0.0)[None, :]
+        dw1a, dw2a = kept * dw1a, kept * dw2a
+        dw1b, dw2b = kept * dw1b, kept * dw2b
+        dw1a = warpgroup_mma(slope_s.slice(0, 128), u1_s, dw1a)
+        dw1b = warpgroup_mma(slope_s.slice(128, 128), u1_s, dw1b)
+        gl.thread_barrier()
+        fetch(slope_s, slope_ptr + wide, 0, E, 64, 64, LINES, 256)
+        async_copy.commit_group()
+        there = (t < count)[:, None] & (j < D)[None, :]
+        out = (begin + t)[:, None] * stride + head * D + j[None, :]
+        g += gl.load(du1_ptr + out, mask=there, other=0.0) - late_s.load(CD).to(gl.float32) * dy1
+        gl.store(du1_ptr + out, g, mask=there)
+        unit, u1 = unit_s.load(CD).to(gl.float32), u1_s.load(CD).to(gl.float32)
+        inverse = gl.load(inverse_ptr + (begin + t) * H + head, mask=t < count, other=0.0)
+        mean_cx = gl.load(mean_ptr + (begin + t) * H + head, mask=t < count, other=0.0)
+        total, along, back_u1 = gl.reduce((g, g * unit, g * u1), 1, add3)
+        dc = inverse[:, None] * (g - (total / D)[:, None] - unit * (along / D)[:, None])
+        f = bend_s.load(CD).to(gl.float32) * dc
+        f -= inverse[:, None] * (g * mean_cx[:, None] + pull_s.load(CD).to(gl.float32) * (along / D)[:, None])
+        f = gl.where((j < D)[None, :], f, 0.0)
+        total, along = gl.reduce((f, f * unit), 1, add2)
+        do = inverse[:, None] * (f - (total / D)[:, None] - unit * ((along + back_u1) / D)[:, None])
+        do = gl.where((j < D)[None, :], do, 0.0).to(DOT)
+        gl.store(do_ptr + out, do, mask=there)
+        gl.thread_barrier()
+        unit_s.store(do)
+        async_copy.wait_group(0)
+        fence_async_shared()
+        gl.thread_barrier()
+        dh_a = hidden_errors(dw1_s.slice(0, 128), late_u1_s, w1_s.slice(0, 128), unit_s, curve_s.slice(0, 128), slope_s.slice(0, 128), EC)
+        dh_b = hidden_errors(
+            dw1_s.slice(128, 128), late_u1_s, w1_s.slice(128, 128), unit_s, curve_s.slice(128, 128), slope_s.slice(128, 128), EC,
+        )
+        gl.thread_barrier()
+        fetch(curve_s, move1_ptr + slot, 0, E, D, D, LINES, 256)
+        fetch(w1_s, move2_ptr + slot, 0, E, D, D, LINES, 256)
+        async_copy.commit_group()
+        dw2a = warpgroup_mma(gl.convert_layout(dh_a, LEFT), k_s, dw2a)
+        dw2b = warpgroup_mma(gl.convert_layout(dh_b, LEFT), k_s, dw2b)
+        dw1a = warpgroup_mma(z_s.slice(0, 128), unit_s, dw1a)
+        dw1b = warpgroup_mma(z_s.slice(128, 128), unit_s, dw1b)
+        async_copy.wait_group(0)
+        gl.thread_barrier()
+        dw1a += curve_s.slice(0, 128).load(EC).to(gl.float32)
+        dw1b += curve_s.slice(128, 128).load(EC).to(gl.float32)
+        dw2a += w1_s.slice(0, 128).load(EC).to(gl.float32)
+        dw2b += w1_s.slice(128, 128).load(EC).to(gl.float32)
+        dw1_s.slice(0, 128).store(dw1a.to(DOT))
+        dw1_s.slice(128, 128).store(dw1b.to(DOT))
+        z_s.slice(0, 128).store(dw2a.to(DOT))
+        z_s.slice(128, 128).store(dw2b.to(DOT))
+        gl.thread_barrier()
+        put(move1_ptr + slot, dw1_s, E, D, LINES)
+        put(move2_ptr + slot, z_s, E, D, LINES)
+        gl.thread_barrier()
+    keep(dw1_ptr + base, dw1a, 0, D, E, EC)
+    keep(dw1_ptr + base, dw1b, 128, D, E, EC)
+    keep(dw2_ptr + base, dw2a, 0, D, E, EC)
+    keep(dw2_ptr + base, dw2b, 128, D, E, EC)
