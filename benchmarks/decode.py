@@ -4,8 +4,8 @@
 
 A chunk of tokens is recorded as one CUDA graph and replayed, so that the processor's own time does not count: ``step`` is the
 decoding step alone, ``call`` all that ``memorize`` does (the checks of the gates' ranges among it), ``copy`` a copy of the
-state's bytes from one place of the GPU's memory to another, and ``read`` the tokens read before. ``eager`` is the time of a call
-without a graph. Times are medians, in microseconds a token.
+state's bytes from one place of the GPU's memory to another, and ``read`` the tokens read before. ``eager`` is the time of a
+call without a graph. Times are medians, in microseconds a token.
 """
 
 from __future__ import annotations
@@ -54,10 +54,9 @@ def cut(arguments: tuple[Any, ...], left: int, right: int) -> tuple[Any, ...]:
 
 def prompt(spec: Spec, rows: int, read: int, heads: int, channels: int, dtype: torch.dtype) -> State:
     """The state after ``read`` tokens; two at least, so that every retention stands inside a chunk."""
-    scale = 1.0
     shapes = spec.memory.shapes(channels, channels)
     state: Any = None
-    rest: dict[str, Any] = {"weights": tuple(scale * torch.randn(heads, *shape, device="cuda") for shape in shapes)}
+    rest: dict[str, Any] = {"weights": tuple(torch.randn(heads, *shape, device="cuda") for shape in shapes)}
     for left in range(0, read, SEGMENT):
         arguments = inputs(spec, rows, min(SEGMENT, read - left), heads, channels, dtype)
         _, state = memorize(spec, *arguments, chunk_size=spec.chunk_size, **rest)
@@ -128,8 +127,9 @@ def row(spec: Spec, rows: int, read: int, heads: int, channels: int, dtype: torc
     start = prompt(spec, rows, read, heads, channels, dtype)
     tokens = spec.chunk_size
     arguments = inputs(spec, rows, tokens, heads, channels, dtype)
-    work = chain(spec, arguments, start, whole=False)
+    # a state that the step itself has left, in its own layout
     _, inside = decode.run(spec, *cut(arguments, 0, 1), None, start, spec.chunk_size)
+    work = chain(spec, arguments, inside, whole=False)
     size = held_bytes(inside)
     source = torch.empty(size, dtype=torch.uint8, device="cuda")
     target = torch.empty_like(source)
@@ -141,9 +141,9 @@ def row(spec: Spec, rows: int, read: int, heads: int, channels: int, dtype: torc
 
     found = {
         "step_us": replayed(work, repeats) / tokens,
-        "call_us": replayed(chain(spec, arguments, start, whole=True), repeats) / tokens,
+        "call_us": replayed(chain(spec, arguments, inside, whole=True), repeats) / tokens,
         "copy_us": replayed(copies, repeats) / tokens,
-        "eager_us": eager(chain(spec, arguments, start, whole=True), max(2, repeats // 4)) / tokens,
+        "eager_us": eager(chain(spec, arguments, inside, whole=True), max(2, repeats // 4)) / tokens,
     }
     ratio = found["step_us"] / found["copy_us"]
     return {
