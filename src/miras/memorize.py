@@ -5,7 +5,6 @@ B batch, T time, H heads, K key channels, V value channels
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Literal, NamedTuple
 
@@ -14,8 +13,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from . import checks
-from .algorithm import NonParametric
-from .forms.chunk import chunk, family
+from .forms.chunk import chunk
 from .forms.common import as_tuple, begin, stacked
 from .forms.ragged import buckets, positions, unpacked, unpacked_gates
 from .forms.recurrent import read, recurrent
@@ -162,10 +160,10 @@ def decodes(call: Call) -> bool:
 def fused(call: Call, how: How, size: int, cu_seqlens: Tensor | None) -> tuple[Tensor, AnyState]:
     """A call by kernels, its tokens in their own dtype."""
     if how == "fla":
-        from .kernels import matrix_fla
+        from .kernels import matrix_run
 
         spec, q, k, v, gates, _, state = call
-        return matrix_fla.run(spec, q, k, v, gates, state, cu_seqlens, call.backward)
+        return matrix_run.run(spec, q, k, v, gates, state, cu_seqlens, call.backward)
     assert isinstance(call.state, State)
     if how == "decode":
         from .kernels import decode
@@ -252,69 +250,3 @@ def recall(spec: Spec, state: AnyState, q: Tensor, norm: tuple[Tensor, Tensor] |
     """Read a memory without writing to it: ``[B,T,H,K] -> [B,T,H,V]``, every query from the same state."""
     dtype = as_tuple(state.weights)[0].dtype
     return read(spec, state, q.to(dtype), None if norm is None else Norm(norm[0].to(dtype), norm[1].to(dtype))).to(q.dtype)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Explanation:
-    """How a spec will run, and why."""
-
-    form: Form
-    backend: Backend
-    exact: bool
-    reason: str
-
-    def __str__(self) -> str:
-        return f"form {self.form}, backend {self.backend}, {'exact' if self.exact else 'approximate'}: {self.reason}"
-
-
-REASONS = {
-    "attention": "softmax attention by torch's scaled_dot_product_attention over a cache that grows",
-    "newton": "the linear systems of a chunk's tokens are solved at once",
-    "delta": "a chunk's errors follow from one triangular system (WY transform)",
-    "hebbian": "the write does not depend on what the memory holds, so a chunk is a gated linear attention",
-    "scan": "gradients are taken at each chunk's start and the weights move linearly inside it; chunk_size=1 is exact",
-}
-
-
-def explain(spec: Spec, device: torch.device | str = "cpu", *, gradients: bool = True) -> Explanation:
-    """Which form and backend ``memorize`` takes for a spec on a device, whether that is exact, and why.
-
-    ``gradients`` says whether the calls need them: without, some go to kernels that have no backward pass.
-
-    >>> from miras import explain, presets
-    >>> print(explain(presets.gated_deltanet()))
-    form chunk, backend torch, exact: a chunk's errors follow from one triangular system (WY transform); plain PyTorch on cpu
-    """
-    kind, device = family(spec), torch.device(device)
-    backend: Backend = "torch"
-    where = f"plain PyTorch on {device.type}"
-    if device.type == "cuda" and not isinstance(spec.algorithm, NonParametric):
-        deep = not spec.memory.linear
-        backend, where = (explain_deep if deep else explain_matrix)(spec, device, gradients)
-    return Explanation(form="chunk", backend=backend, exact=kind != "scan", reason=f"{REASONS[kind]}; {where}")
-
-
-def explain_deep(spec: Spec, device: torch.device, gradients: bool) -> tuple[Backend, str]:
-    """What a GPU does with a deep memory, and why."""
-    refused = kernels_refuse(spec, device, torch.bfloat16, 64, spec.chunk_size)
-    backend: Backend = "torch" if refused else "triton"
-    where = "fused kernels for bf16 and 48 or 64 channels a head, plain PyTorch otherwise"
-    where = f"plain PyTorch on {device.type}, since {refused}" if refused else where
-    if gradients or find_spec("triton") is None:
-        return backend, where
-    from .kernels import decode
-
-    refused = decode.why_not(spec, device, torch.bfloat16, 64)
-    return backend, where + ("; a token alone by the fused decoding step" if refused is None else f"; {refused}")
-
-
-def explain_matrix(spec: Spec, device: torch.device, gradients: bool) -> tuple[Backend, str]:
-    """What a GPU does with a matrix memory, and why."""
-    from .kernels import matrix_fla
-
-    refused = matrix_fla.why_not(spec, matrix_fla.Call(device, torch.bfloat16, backward=gradients))
-    if refused is not None:
-        return "torch", f"plain PyTorch on {device.type}, since {refused}"
-    found = matrix_fla.plan(spec)
-    assert isinstance(found, matrix_fla.Plan)
-    return "fla", f"fla's {found.operation.name} for bf16 and fp16, plain PyTorch for float32 unless TF32 is allowed"

@@ -171,6 +171,15 @@ def test_a_call_that_needs_gradients_or_has_more_tokens_is_not_decoded(calls):
     assert calls == []
 
 
+def test_a_state_beyond_its_chunk_is_refused():
+    spec = SPECS["yaad"]
+    arguments = drawn(spec, B=1, T=4, H=1, K=6)
+    with torch.no_grad():
+        _, states = token_by_token(spec, tuple(x[:, :3] if torch.is_tensor(x) else x for x in arguments), 8, "triton")
+        with pytest.raises(ValueError, match="stands 3 tokens into its chunk, so it cannot go on with chunk_size=2"):
+            token_by_token(spec, arguments, 2, "triton", states[-1], first=3)
+
+
 def test_what_cannot_be_decoded_is_said():
     device, dtype = torch.device(DEVICE), torch.float32
     specs = {

@@ -8,7 +8,7 @@ import torch
 
 from inputs import cut_gates, draw, leaves, relative, tensors
 from miras import Gates, Spec, algorithm, bias, explain, memorize, memory, presets, retention
-from miras.kernels import matrix_fla
+from miras.kernels import matrix_fla, matrix_run
 
 with warnings.catch_warnings():
     # importing fla on a machine without a GPU warns of that and of what torch has deprecated
@@ -180,7 +180,7 @@ def stand_in(monkeypatch):
     monkeypatch.setattr(matrix_fla, "OPERATIONS", wide)
     monkeypatch.setattr(matrix_fla, "no_device", lambda device: False)
     monkeypatch.setattr(matrix_fla, "machine", lambda device: (9, "3.7.1"))
-    monkeypatch.setattr(matrix_fla, "load", lambda module, name: called.append(name) or REFERENCES[name])
+    monkeypatch.setattr(matrix_run, "load", lambda module, name: called.append(name) or REFERENCES[name])
     return called
 
 
@@ -236,7 +236,7 @@ def test_a_state_goes_back_and_forth_at_any_token(name, stand_in):
 def test_a_decay_that_stands_still_and_needs_no_gradient_is_given_by_head(stand_in, monkeypatch):
     """fla has a backward pass for it that Hopper runs."""
     given = []
-    monkeypatch.setattr(matrix_fla, "load", lambda m, name: lambda **a: given.append(a) or REFERENCES[name](**a))
+    monkeypatch.setattr(matrix_run, "load", lambda m, name: lambda **a: given.append(a) or REFERENCES[name](**a))
     monkeypatch.setattr(matrix_fla, "machine", lambda device: (9, "3.6.0"))
     spec, q, k, v, gates, keywords, _ = inputs("lightning_attention")
     still = Gates(log_alpha=gates.log_alpha[0, 0].clone())

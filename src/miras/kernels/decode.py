@@ -20,7 +20,7 @@ from ..algorithm import GradientDescent, Momentum
 from ..memory import MLP
 from ..retention import KL, L2, Keep, Lq
 from ..spec import Spec
-from ..types import Gates, Norm, Progress, State, Weights
+from ..types import Gates, Norm, Progress, State, Weights, require
 from .biases import DEVICE, Fused, fused
 from .decode_kernels import finish, step
 
@@ -81,15 +81,20 @@ class Launch(NamedTuple):
     num_warps: int
 
     @classmethod
-    def of(cls, pairs: int, hidden: int, channels: int) -> Launch:
-        """For ``pairs`` of row and head: as many shares as fill the machine, each a whole number of blocks."""
+    def of(cls, pairs: int, hidden: int, channels: int, tensors: int) -> Launch:
+        """For ``pairs`` of row and head: as many shares as fill the machine, each a whole number of blocks.
+
+        A program of few takes all it can hold at once, so that its loads overlap; where they are many, two share a
+        multiprocessor, and a step of more ``tensors`` than the plain one's six takes smaller blocks.
+        """
         wide = triton.next_power_of_2(channels)
         whole = triton.next_power_of_2(hidden)
-        big, small = min(whole, max(16, 16384 // wide)), min(whole, max(16, 4096 // wide))
-        shares = min(max(1, PROGRAMS // pairs), max(1, whole // 16))
-        own = triton.next_power_of_2(triton.cdiv(hidden, shares))
-        block = min(own, small)
-        return cls(big, triton.cdiv(hidden, big), block, own // block, triton.cdiv(hidden, own), 8)
+        room = 16384 // wide // (2 if pairs >= PROGRAMS else 1) // (2 if tensors > 6 else 1)
+        big, small = min(whole, max(16, room)), min(whole, max(16, room // 4))
+        own = triton.cdiv(hidden, min(max(1, PROGRAMS // pairs), max(1, whole // 16)))
+        block = min(triton.next_power_of_2(own), small)
+        blocks = triton.cdiv(own, block)
+        return cls(big, triton.cdiv(hidden, big), block, blocks, triton.cdiv(hidden, blocks * block), 8)
 
 
 @torch.library.custom_op("miras::decode_step", mutates_args=())
@@ -122,7 +127,7 @@ def decode_step(
     """
     rows, heads, channels = q.shape
     hidden = start[0].shape[2]
-    launch = Launch.of(rows * heads, hidden, channels)
+    launch = Launch.of(rows * heads, hidden, channels, 6 + len(anchor) + len(momentum) + len(accumulated))
     made = _outputs(v, log_alpha, start, momentum, log_decay, closes, stays)
     y, weight1, weight2, moved1, moved2, momentum1, momentum2, start1, start2, new_decay = made
     part = torch.empty(rows * heads, launch.SHARES, channels, device=q.device) if launch.SHARES > 1 else y
@@ -188,6 +193,7 @@ def run(
     bias = fused(spec.bias)
     assert isinstance(bias, Fused) and gates.eta is not None and isinstance(state.weights, tuple)
     at = positions(state)
+    require(max(at) < size, f"state stands {max(at)} tokens into its chunk, so it cannot go on with chunk_size={size}")
     over = [p + 1 == size for p in at]
     begun = state.chunk if any(at) else None
     start = _rows(state.weights if begun is None else begun.start)
