@@ -6,7 +6,8 @@ deltanet: Matrix + L2 + Keep + GradientDescent
 """
 
 from . import algorithm, bias, memory, presets, retention
-from .memorize import Explanation, explain, memorize, recall
+from .explanation import Explanation, explain
+from .memorize import memorize, recall
 from .spec import Spec
 from .types import CacheState, Gates, NewtonState, Norm, State
 

@@ -45,10 +45,8 @@ def how(spec: Spec, form: str, chunk_size: int | None, backend: str) -> int:
     """Check form, chunk size and backend; the chunk size to take."""
     require(form in ("chunk", "recurrent"), f"form is 'chunk' or 'recurrent', got {form!r}")
     require(backend in ("auto", "torch", "triton", "fla"), f"backend is 'auto', 'torch', 'triton' or 'fla', got {backend!r}")
-    require(
-        backend != "fla", f"backend 'fla' cannot run {spec}: this version does not call fla's kernels; use 'auto' or 'torch'"
-    )
-    require(backend != "triton" or form == "chunk", f"backend 'triton' cannot run {spec}: form='recurrent' has no kernels")
+    plain = backend in ("auto", "torch")
+    require(plain or form == "chunk", f"backend {backend!r} cannot run {spec}: form='recurrent' has no kernels")
     whole = chunk_size is None or (isinstance(chunk_size, int) and chunk_size >= 1)
     require(whole, f"chunk_size must be an integer >= 1 or None, got {chunk_size!r}")
     require(form == "chunk" or chunk_size in (None, 1), f"form='recurrent' has no chunks, got chunk_size={chunk_size}")

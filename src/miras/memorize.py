@@ -6,16 +6,15 @@ B batch, T time, H heads, K key channels, V value channels
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass
 from importlib.util import find_spec
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from . import checks
-from .forms.chunk import chunk, family
+from .forms.chunk import chunk
 from .forms.common import as_tuple, begin, stacked
 from .forms.ragged import buckets, positions, unpacked, unpacked_gates
 from .forms.recurrent import read, recurrent
@@ -58,7 +57,7 @@ def memorize(
         form: "chunk", in parallel over the tokens of a chunk, or "recurrent", one token at a time, exact for every spec.
             :func:`explain` says which specs the chunk form runs exactly.
         chunk_size: tokens of a chunk; the spec's own when not given.
-        backend: "auto", "torch" or "triton"; a backend that is named is used or refused, never replaced.
+        backend: "auto", "torch", "triton" or "fla"; a backend that is named is used or refused, never replaced.
 
     Returns:
         y ``[B,T,H,V]`` and the state after the last token (one row a packed sequence).
@@ -75,35 +74,107 @@ def memorize(
     shapes = checks.tokens(spec, q, k, v, cu_seqlens)
     dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
     with torch.autocast(q.device.type, enabled=False):
-        query, value = q.to(dtype), v.to(dtype)
-        shaped = checks.gates_of(spec, gates or Gates(), shapes, query)
-        key = tied_key(spec, shaped) if k is None else k.to(dtype)
-        gain = checks.norm_of(spec, norm, shapes, query)
+        like = torch.empty(0, dtype=dtype, device=q.device)
+        shaped = checks.gates_of(spec, gates or Gates(), shapes, like)
+        key = tied_key(spec, shaped) if k is None else k
+        gain = checks.norm_of(spec, norm, shapes, like)
         if state is None:
-            start = begin(spec, checks.weights_of(spec, weights, shapes, query), key, value, shapes.rows)
+            sizes = (shapes.rows, shapes.heads, shapes.keys, shapes.values)
+            start = begin(spec, checks.weights_of(spec, weights, shapes, like), *sizes, like)
         else:
             require(weights is None, "weights and state were both given: a state holds its weights, give one of them")
-            start = checks.state_of(spec, state, shapes, query, form)
-        call = (spec, query, key, value, shaped, gain, start)
-        kernel = form == "chunk" and choose(spec, q, size, backend) == "triton"
-        if cu_seqlens is not None:
-            y, end = packed(*call, cu_seqlens.tolist(), form, size, q.dtype if kernel else None)
-        elif form == "recurrent":
-            y, end = recurrent(*call)
-        elif kernel:
-            y, end = fused(*call, size, q.dtype)
+            start = checks.state_of(spec, state, shapes, like, form)
+        call = Call(spec, q, key, v, shaped, gain, start)
+        how = "torch" if form == "recurrent" else choose(call, size, backend, packed=cu_seqlens is not None)
+        if how == "torch":
+            y, end = plain(call.to(dtype), form, size, None if cu_seqlens is None else cu_seqlens.tolist())
         else:
-            y, end = chunk(*call, size)
+            y, end = fused(call.to(q.dtype), how, size, cu_seqlens)
     return y.to(v.dtype), end
 
 
-def choose(spec: Spec, q: Tensor, size: int, backend: Backend) -> Backend:
-    """The backend of a call in chunks: "triton" where it is asked for, or where a GPU can run it."""
+class Call(NamedTuple):
+    """The checked arguments of a call: tokens as they came, gates ``[B,T,H,D or 1]`` and the state as the memory works."""
+
+    spec: Spec
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    gates: Gates
+    norm: Norm | None
+    state: AnyState
+
+    def to(self, dtype: torch.dtype) -> Call:
+        """The call with its tokens in a dtype."""
+        return self._replace(q=self.q.to(dtype), k=self.k.to(dtype), v=self.v.to(dtype))
+
+    @property
+    def backward(self) -> bool:
+        """Whether gradients will be asked for."""
+        if not torch.is_grad_enabled():
+            return False
+        return any(x.requires_grad for x in pytree.tree_leaves(tuple(self)) if isinstance(x, Tensor))
+
+
+def plain(call: Call, form: Form, size: int, bounds: list[int] | None) -> tuple[Tensor, AnyState]:
+    """A call in plain PyTorch."""
+    if bounds is not None:
+        return packed(*call, bounds, form, size)
+    return recurrent(*call) if form == "recurrent" else chunk(*call, size)
+
+
+How = Literal["torch", "triton", "decode", "fla"]
+
+
+def choose(call: Call, size: int, backend: Backend, packed: bool) -> How:
+    """How a call in chunks runs: the backend that is asked for, or the one a GPU does best with."""
+    spec, q, v = call.spec, call.q, call.v
     if backend == "torch" or (backend == "auto" and q.device.type != "cuda"):
         return "torch"
-    reason = kernels_refuse(spec, q.device, q.dtype, q.shape[3], size)
-    require(reason is None or backend == "auto", f"backend 'triton' cannot run {spec}: {reason}")
-    return "torch" if reason else "triton"
+    named = backend != "auto"
+    if backend != "fla":
+        if not packed and decodes(call):
+            return "decode"
+        reason = kernels_refuse(spec, q.device, q.dtype, q.shape[3], size)
+        if reason is None:
+            return "triton"
+    if backend != "triton":
+        from .kernels import matrix_fla
+
+        own = matrix_fla.Call(q.device, q.dtype, q.shape[3] == v.shape[3], call.gates, call.backward, named)
+        reason = matrix_fla.why_not(spec, own)
+        if reason is None:
+            return "fla"
+    require(not named, f"backend {backend!r} cannot run {spec}: {reason}")
+    return "torch"
+
+
+def decodes(call: Call) -> bool:
+    """Whether a call is one token without gradients that the decoding step runs."""
+    if call.q.shape[1] != 1 or find_spec("triton") is None or not isinstance(call.state, State) or call.backward:
+        return False
+    from .kernels import decode
+
+    return decode.why_not(call.spec, call.q.device, call.q.dtype, call.q.shape[3]) is None
+
+
+def fused(call: Call, how: How, size: int, cu_seqlens: Tensor | None) -> tuple[Tensor, AnyState]:
+    """A call by kernels, its tokens in their own dtype."""
+    if how == "fla":
+        from .kernels import matrix_run
+
+        spec, q, k, v, gates, _, state = call
+        return matrix_run.run(spec, q, k, v, gates, state, cu_seqlens, call.backward)
+    assert isinstance(call.state, State)
+    if how == "decode":
+        from .kernels import decode
+
+        if decode.must_map(call.spec, call.state, size):
+            return chunk(*call.to(torch.float32), size)
+        return decode.run(*call[:6], call.state, size)
+    if cu_seqlens is not None:
+        return fused_packed(call, cu_seqlens.tolist(), size)
+    return fused_rows(*call[:6], call.state, size)
 
 
 def kernels_refuse(spec: Spec, device: torch.device, dtype: torch.dtype, channels: int, size: int) -> str | None:
@@ -115,32 +186,40 @@ def kernels_refuse(spec: Spec, device: torch.device, dtype: torch.dtype, channel
     return why_not(spec, device, dtype, channels, size)
 
 
-def fused(
-    spec: Spec, q: Tensor, k: Tensor, v: Tensor, gates: Gates, norm: Norm | None, start: AnyState, size: int, dtype: torch.dtype
-) -> tuple[Tensor, AnyState]:
-    """By the kernels; what is left of a begun chunk before them by plain PyTorch."""
+def fused_packed(call: Call, bounds: list[int], size: int) -> tuple[Tensor, AnyState]:
+    """Packed sequences by the kernels; by plain PyTorch where one of them goes on in the middle of a chunk."""
     from .kernels.deep_op import run
 
-    assert isinstance(start, State)
+    assert isinstance(call.state, State)
+    if call.state.chunk is not None and call.state.chunk.position.any():
+        return packed(*call.to(torch.float32), bounds, "chunk", size)
+    return run(*call[:6], call.state, size, [right - left for left, right in itertools.pairwise(bounds)])
+
+
+def fused_rows(
+    spec: Spec, q: Tensor, k: Tensor, v: Tensor, gates: Gates, norm: Norm | None, start: State, size: int
+) -> tuple[Tensor, AnyState]:
+    """Rows of one length by the kernels; what is left of a begun chunk before them by plain PyTorch."""
+    from .kernels.deep_op import run
+
     begun = [0] if start.chunk is None else start.chunk.position.tolist()
     if len(set(begun)) > 1:
-        return chunk(spec, q, k, v, gates, norm, start, size)
+        return chunk(spec, q.float(), k.float(), v.float(), gates, norm, start, size)
     head = min(-begun[0] % size, q.shape[1])
     outputs: list[Tensor] = []
     state: AnyState = start
     for left, right in ((0, head), (head, q.shape[1])):
         if left == right:
             continue
-        cut = slice(left, right)
-        own = Gates(*(None if gate is None else gate[:, cut] for gate in gates))
+        own = Gates(*(None if gate is None else gate[:, left:right] for gate in gates))
+        cut = (q[:, left:right], k[:, left:right], v[:, left:right])
         if left == head:
             assert isinstance(state, State)
-            low = [x[:, cut].to(dtype) for x in (q, k, v)]
-            y, state = run(spec, low[0], low[1], low[2], own, norm, state, size, [right - left] * q.shape[0])
+            y, state = run(spec, *cut, own, norm, state, size, [right - left] * q.shape[0])
         else:
-            y, state = chunk(spec, q[:, cut], k[:, cut], v[:, cut], own, norm, state, size)
+            y, state = chunk(spec, cut[0].float(), cut[1].float(), cut[2].float(), own, norm, state, size)
         outputs.append(y.to(v.dtype))
-    return (torch.cat(outputs, 1) if outputs else torch.zeros_like(v)), state
+    return (torch.cat(outputs, 1) if len(outputs) > 1 else outputs[0] if outputs else torch.zeros_like(v)), state
 
 
 def tied_key(spec: Spec, gates: Gates) -> Tensor:
@@ -160,18 +239,8 @@ def packed(
     bounds: list[int],
     form: Form,
     size: int,
-    dtype: torch.dtype | None,
 ) -> tuple[Tensor, AnyState]:
-    """The sequences of a packed batch, each from its own row of the state.
-
-    By the kernels, whose products are in ``dtype``, where all rows stand at a chunk's start; else by buckets of rows or one
-    by one.
-    """
-    if dtype is not None and isinstance(start, State) and (start.chunk is None or not start.chunk.position.any()):
-        from .kernels.deep_op import run
-
-        lengths = [right - left for left, right in itertools.pairwise(bounds)]
-        return run(spec, q.to(dtype), k.to(dtype), v.to(dtype), gates, norm, start, size, lengths)
+    """The sequences of a packed batch, each from its own row of the state: in buckets of rows, or one by one."""
     pairs = k.shape[1] // q.shape[1]
     y = torch.zeros_like(v[:, : q.shape[1]])
     ends: dict[int, AnyState] = {}
@@ -193,42 +262,3 @@ def recall(spec: Spec, state: AnyState, q: Tensor, norm: tuple[Tensor, Tensor] |
     """Read a memory without writing to it: ``[B,T,H,K] -> [B,T,H,V]``, every query from the same state."""
     dtype = as_tuple(state.weights)[0].dtype
     return read(spec, state, q.to(dtype), None if norm is None else Norm(norm[0].to(dtype), norm[1].to(dtype))).to(q.dtype)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Explanation:
-    """How a spec will run, and why."""
-
-    form: Form
-    backend: Backend
-    exact: bool
-    reason: str
-
-    def __str__(self) -> str:
-        return f"form {self.form}, backend {self.backend}, {'exact' if self.exact else 'approximate'}: {self.reason}"
-
-
-REASONS = {
-    "attention": "softmax attention by torch's scaled_dot_product_attention over a cache that grows",
-    "newton": "the linear systems of a chunk's tokens are solved at once",
-    "delta": "a chunk's errors follow from one triangular system (WY transform)",
-    "hebbian": "the write does not depend on what the memory holds, so a chunk is a gated linear attention",
-    "scan": "gradients are taken at each chunk's start and the weights move linearly inside it; chunk_size=1 is exact",
-}
-
-
-def explain(spec: Spec, device: torch.device | str = "cpu") -> Explanation:
-    """Which form and backend ``memorize`` takes for a spec on a device, whether that is exact, and why.
-
-    >>> from miras import explain, presets
-    >>> print(explain(presets.gated_deltanet()))
-    form chunk, backend torch, exact: a chunk's errors follow from one triangular system (WY transform); plain PyTorch on cpu
-    """
-    kind, device = family(spec), torch.device(device)
-    exact = kind != "scan"
-    refused = kernels_refuse(spec, device, torch.bfloat16, 64, spec.chunk_size) if device.type == "cuda" else None
-    if device.type == "cuda" and refused is None:
-        reason = f"{REASONS[kind]}; fused kernels for bf16 and 48 or 64 channels a head, plain PyTorch otherwise"
-        return Explanation(form="chunk", backend="triton", exact=exact, reason=reason)
-    where = f"plain PyTorch on {device.type}" + ("" if refused is None else f", since {refused}")
-    return Explanation(form="chunk", backend="torch", exact=exact, reason=f"{REASONS[kind]}; {where}")

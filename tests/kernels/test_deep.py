@@ -200,7 +200,7 @@ def test_bf16_on_a_gpu_is_as_good_as_plain_torch_in_bf16(channels):
 
 def test_explain_says_which_backend_a_gpu_gets():
     assert explain(presets.yaad(), "cuda").backend == "triton"
-    assert "fuse the 2-layer MLP" in explain(presets.mesa(), "cuda").reason
+    assert "fuse the 2-layer MLP" in explain(presets.titans_lmm(depth=3), "cuda").reason
     assert explain(presets.yaad(), "cpu").backend == "torch"
 
 

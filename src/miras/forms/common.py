@@ -18,17 +18,19 @@ from ..spec import Spec
 from ..types import AnyState, CacheState, Gates, Held, NewtonState, Norm, State, Weights
 
 
-def begin(spec: Spec, weights: Weights | None, k: Tensor, v: Tensor, rows: int) -> AnyState:
-    """The state before the first token: initial weights ``[H,...]`` or ``[B,H,...]``, zeros where none are given."""
-    heads, keys, values = k.shape[2], k.shape[3], v.shape[3]
+def begin(spec: Spec, weights: Weights | None, rows: int, heads: int, keys: int, values: int, like: Tensor) -> AnyState:
+    """The state before the first token: initial weights ``[H,...]`` or ``[B,H,...]``, zeros where none are given.
+
+    ``like`` has the device and the dtype that the memory works in.
+    """
     if isinstance(spec.algorithm, NonParametric):
-        lengths = torch.zeros(rows, dtype=torch.long, device=k.device)
-        return CacheState(k.new_zeros(rows, 0, heads, keys), v.new_zeros(rows, 0, heads, values), lengths)
+        lengths = torch.zeros(rows, dtype=torch.long, device=like.device)
+        return CacheState(like.new_zeros(rows, 0, heads, keys), like.new_zeros(rows, 0, heads, values), lengths)
     shapes = [(rows, heads, *shape) for shape in spec.memory.shapes(keys, values)]
-    given = [k.new_zeros(shape) for shape in shapes] if weights is None else list(weights)
+    given = [like.new_zeros(shape) for shape in shapes] if weights is None else list(weights)
     initial = [weight.expand(shape) for weight, shape in zip(given, shapes, strict=True)]
     if isinstance(spec.algorithm, Newton):
-        return NewtonState(initial[0], k.new_zeros(rows, heads, keys, keys), torch.zeros_like(initial[0]), initial[0])
+        return NewtonState(initial[0], like.new_zeros(rows, heads, keys, keys), torch.zeros_like(initial[0]), initial[0])
     assert isinstance(spec.algorithm, Descent)
     held = [spec.retention.start(weight) for weight in initial]
     anchor = tuple(h.accumulated for h in held) if spec.retention.anchored else ()

@@ -1,0 +1,229 @@
+"""The fused decoding step against the chunk form, token by token; on the CPU by Triton's interpreter."""
+
+import pytest
+import torch
+
+from inputs import cut_gates, draw, relative, tensors
+from miras import Spec, algorithm, bias, explain, memorize, memory, presets, retention
+from miras.forms.common import stacked
+from miras.kernels import decode
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+SPECS = {
+    "yaad": presets.yaad(),
+    "yaad anchored": presets.yaad(anchor=True),
+    "ttt_mlp": presets.ttt_mlp(),
+    "titans": presets.titans_lmm(),
+    "titans anchored": presets.titans_lmm(anchor=True),
+    "moneta": presets.moneta(),
+    "moneta anchored": presets.moneta(anchor=True),
+    "memora": presets.memora(),
+    "memora anchored": presets.memora(anchor=True),
+}
+
+
+def drawn(spec, dtype=torch.float32, **sizes):
+    q, k, v, gates, keywords = draw(spec, **sizes)
+    gates = gates._replace(**{n: g.to(DEVICE, dtype) for n, g in gates._asdict().items() if g is not None})
+    move = lambda x: tuple(w.to(DEVICE, dtype) for w in x)  # noqa: E731
+    return (*(x.to(DEVICE, dtype) for x in (q, k, v)), gates, {name: move(x) for name, x in keywords.items()})
+
+
+def token_by_token(spec, arguments, size, backend, state=None, first=0):
+    """Every token of a call on its own, from ``first`` on: outputs, and the state after each."""
+    q, k, v, gates, keywords = arguments
+    outputs, states = [], []
+    for t in range(first, q.shape[1]):
+        at = slice(t, t + 1)
+        rest = {"norm": keywords["norm"]} if state is not None else keywords
+        y, state = memorize(
+            spec,
+            *(x[:, at] for x in (q, k, v)),
+            cut_gates(gates, at, at),
+            chunk_size=size,
+            backend=backend,
+            state=state,
+            **rest,
+        )
+        outputs.append(y)
+        states.append(state)
+    return torch.cat(outputs, 1), states
+
+
+def same_states(got, want, tolerance):
+    pairs = list(zip(tensors(got), tensors(want), strict=True))
+    assert [a.shape for a, _ in pairs] == [b.shape for _, b in pairs]
+    # what is left of a sum that has just been emptied is measured against the weights
+    scale = want.weights[0].abs().max()
+    assert all(
+        (a - b).abs().max() <= tolerance * torch.maximum(b.abs().max(), scale) for a, b in pairs if b.is_floating_point()
+    )
+    assert all(torch.equal(a, b) for a, b in pairs if not b.is_floating_point())
+
+
+@pytest.fixture
+def calls(monkeypatch):
+    """How often the operator was called."""
+    seen = []
+    plain = decode.decode_step
+    monkeypatch.setattr(decode, "decode_step", lambda *given: seen.append(given) or plain(*given))
+    return seen
+
+
+@pytest.mark.parametrize("channelwise", [False, True])
+@pytest.mark.parametrize("name", SPECS)
+def test_outputs_and_states_over_two_chunk_ends(name, channelwise, calls):
+    """Against the chunk form in float64; Moneta's last token of a chunk and Memora's first are plain PyTorch's."""
+    spec, size = SPECS[name], 4
+    exact = drawn(spec, torch.float64, B=2, T=9, H=2, K=6, channelwise=channelwise)
+    single = drawn(spec, B=2, T=9, H=2, K=6, channelwise=channelwise)
+    with torch.no_grad():
+        want, states = token_by_token(spec, exact, size, "torch")
+        got, reached = token_by_token(spec, single, size, "triton")
+    assert relative(got.double(), want) < 2e-5
+    for a, b in zip(reached, states, strict=True):
+        same_states(a, b, 2e-5)
+    assert len(calls) == {"moneta": 7, "memora": 6}.get(name.split()[0], 9)
+
+
+@pytest.mark.parametrize("name", ["yaad", "titans", "ttt_mlp"])
+def test_chunks_of_one_token_are_the_recurrent_form(name, calls):
+    spec = SPECS[name]
+    exact = drawn(spec, torch.float64, B=1, T=4, H=2, K=6)
+    with torch.no_grad():
+        want, end = memorize(spec, *exact[:4], form="recurrent", **exact[4])
+        got, states = token_by_token(spec, drawn(spec, B=1, T=4, H=2, K=6), 1, "triton")
+    assert relative(got.double(), want) < 2e-5
+    assert relative(states[-1].weights[1].double(), end.weights[1]) < 2e-5
+    assert states[-1].chunk is None and len(calls) == 4
+
+
+@pytest.mark.parametrize("name", ["yaad", "titans anchored", "ttt_mlp", "memora", "moneta"])
+def test_rows_at_different_places_of_their_chunks(name):
+    spec, size = SPECS[name], 4
+    results = []
+    for dtype, backend in ((torch.float64, "torch"), (torch.float32, "triton")):
+        q, k, v, gates, keywords = drawn(spec, dtype, B=2, T=10, H=1, K=6)
+        begun = []
+        for row, read in enumerate((1, 3)):
+            cut = slice(read)
+            given = [x[row : row + 1, cut] for x in (q, k, v)]
+            own = type(gates)(*(None if g is None else g[row : row + 1, cut] for g in gates))
+            begun.append(memorize(spec, *given, own, chunk_size=size, backend="torch", **keywords)[1])
+        with torch.no_grad():
+            results.append(token_by_token(spec, (q, k, v, gates, keywords), size, backend, stacked(begun), first=3))
+    (want, states), (got, reached) = results
+    assert relative(got.double(), want) < 2e-5
+    for a, b in zip(reached, states, strict=True):
+        same_states(a, b, 2e-5)
+
+
+@pytest.mark.parametrize("name", ["yaad anchored", "titans", "moneta", "memora"])
+def test_a_state_goes_back_and_forth(name):
+    """A prompt by plain PyTorch, tokens by the step, then a longer text by plain PyTorch again."""
+    spec, size = SPECS[name], 4
+    exact = drawn(spec, torch.float64, B=2, T=17, H=1, K=6)
+    q, k, v, gates, keywords = drawn(spec, B=2, T=17, H=1, K=6)
+    with torch.no_grad():
+        want, end = memorize(spec, *exact[:4], chunk_size=size, **exact[4])
+        outputs, state, left = [], None, 0
+        for right in (6, 7, 8, 9, 10, 17):
+            at = slice(left, right)
+            rest = keywords if state is None else {"norm": keywords["norm"], "state": state}
+            alone = right - left == 1
+            given = (*(x[:, at] for x in (q, k, v)), cut_gates(gates, at, at))
+            y, state = memorize(spec, *given, chunk_size=size, backend="triton" if alone else "torch", **rest)
+            outputs.append(y)
+            left = right
+    assert relative(torch.cat(outputs, 1).double(), want) < 2e-5
+    assert relative(state.weights[0].double(), end.weights[0]) < 2e-5
+
+
+@pytest.mark.parametrize("programs", [1, 10_000])
+def test_however_the_hidden_channels_are_shared_out(programs, monkeypatch):
+    monkeypatch.setattr(decode, "PROGRAMS", programs)
+    spec = SPECS["yaad anchored"]
+    with torch.no_grad():
+        want, _ = token_by_token(spec, drawn(spec, torch.float64, B=1, T=3, H=1, K=24), 2, "torch")
+        got, _ = token_by_token(spec, drawn(spec, B=1, T=3, H=1, K=24), 2, "triton")
+    assert relative(got.double(), want) < 2e-5
+
+
+def test_tokens_in_bf16_have_weights_in_float32():
+    spec = SPECS["yaad"]
+    q, k, v, gates, keywords = drawn(spec, B=1, T=3, H=2, K=8)
+    low = tuple(x.bfloat16() for x in (q, k, v))
+    with torch.no_grad():
+        want, states = token_by_token(spec, (*(x.float() for x in low), gates, keywords), 64, "torch")
+        got, reached = token_by_token(spec, (*low, gates, keywords), 64, "triton")
+    assert got.dtype == torch.bfloat16 and relative(got.float(), want) < 2**-7  # the interpreter cuts off, a GPU rounds
+    same_states(reached[-1], states[-1], 2e-5)
+
+
+def test_a_call_that_needs_gradients_or_has_more_tokens_is_not_decoded(calls):
+    spec = SPECS["titans"]
+    q, k, v, gates, keywords = drawn(spec, B=1, T=2, H=1, K=16)
+    with pytest.raises(ValueError, match="fuse gradient descent"):
+        memorize(spec, q, k, v, gates, backend="triton", **keywords)
+    one = cut_gates(gates, slice(1), slice(1))
+    with pytest.raises(ValueError, match="fuse gradient descent"):
+        memorize(spec, q[:, :1].requires_grad_(), k[:, :1], v[:, :1], one, backend="triton", **keywords)
+    assert calls == []
+
+
+def test_a_state_beyond_its_chunk_is_refused():
+    spec = SPECS["yaad"]
+    arguments = drawn(spec, B=1, T=4, H=1, K=6)
+    with torch.no_grad():
+        _, states = token_by_token(spec, tuple(x[:, :3] if torch.is_tensor(x) else x for x in arguments), 8, "triton")
+        with pytest.raises(ValueError, match="stands 3 tokens into its chunk, so it cannot go on with chunk_size=2"):
+            token_by_token(spec, arguments, 2, "triton", states[-1], first=3)
+
+
+def test_what_cannot_be_decoded_is_said():
+    device, dtype = torch.device(DEVICE), torch.float32
+    specs = {
+        "not MLP": presets.titans_lmm(depth=3),
+        r"not Lq": presets.moneta(link="exact"),
+        "not KL": presets.memora(chunk="dual"),
+        "is not coordinate-wise": presets.yaad(form="norm"),
+        "not L2": Spec(memory=memory.MLP(), bias=bias.L2(), retention=retention.L2(), algorithm=algorithm.GradientDescent()),
+    }
+    for reason, spec in specs.items():
+        assert reason in decode.why_not(spec, device, dtype, 64)
+    assert "not torch.float64" in decode.why_not(presets.yaad(), device, torch.float64, 64)
+    assert "a token alone by the fused decoding step" in explain(presets.titans_lmm(), "cuda", gradients=False).reason
+    assert "decoding step fuses" in explain(presets.titans_lmm(depth=3), "cuda", gradients=False).reason
+    assert "decoding step" not in explain(presets.titans_lmm(), "cuda").reason
+
+
+def test_the_operator_passes_torchs_own_checks_and_is_deterministic():
+    spec = SPECS["titans anchored"]
+    with torch.no_grad():
+        arguments = drawn(spec, B=1, T=3, H=1, K=8)
+        seen = []
+        plain = decode.decode_step
+        try:
+            decode.decode_step = lambda *given: seen.append(given) or plain(*given)
+            first, _ = token_by_token(spec, arguments, 2, "triton")
+            second, _ = token_by_token(spec, arguments, 2, "triton")
+        finally:
+            decode.decode_step = plain
+        assert torch.equal(first, second)
+        for given in seen[:3]:
+            torch.library.opcheck(plain, given, test_utils=("test_schema", "test_faketensor"))
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("channels", [48, 64, 96, 128])
+@pytest.mark.parametrize("name", SPECS)
+def test_real_sizes_on_a_gpu(name, channels):
+    """70 tokens, past a chunk's end, at batch 1 (hidden channels shared out) and 16 (a program a head)."""
+    spec = SPECS[name]
+    for rows in (1, 16):
+        sizes = {"B": rows, "T": 70, "H": 16, "K": channels, "eta": 0.02, "decay": 0.002}
+        with torch.no_grad():
+            want, states = token_by_token(spec, drawn(spec, torch.float64, **sizes), 64, "torch")
+            got, reached = token_by_token(spec, drawn(spec, **sizes), 64, "auto")
+        assert relative(got.double(), want) < 1e-4
+        same_states(reached[-1], states[-1], 1e-4)
