@@ -33,7 +33,7 @@ from .tiles import (
 @triton.jit
 def begin_backward(
     eta_ptr, log_alpha_ptr, u1_ptr, scores1_ptr, o_ptr, o_anchor_ptr, dy_ptr, gain_ptr,
-    do_ptr, dscores1_ptr, deta_ptr, dlog_ptr, du1_ptr, dgain_ptr, dshift_ptr,
+    do_ptr, late_do_ptr, dscores1_ptr, deta_ptr, dlog_ptr, du1_ptr, dgain_ptr, dshift_ptr,
     first_ptr, length_ptr, chunk_ptr, row_ptr, H: tl.constexpr, D: tl.constexpr,
     eta_token, eta_head, eta_d, alpha_token, alpha_head, alpha_d,
     C: tl.constexpr, DP: tl.constexpr, BLOCK: tl.constexpr,
@@ -65,7 +65,9 @@ def begin_backward(
         if ANCHORED:
             decayed = o - tile(o_anchor_ptr, token, head, d, H, D, there)
         tl.store(dlog_ptr + out, do * decayed - x * dx, mask=there_d)
+        tl.store(late_do_ptr + out, tl.exp(total) * do, mask=there_d)
     else:
+        tl.store(late_do_ptr + out, do, mask=there_d)
         ds1 = -tl.dot(do.to(DOT), tl.trans(x.to(DOT)), input_precision=PRECISION)
         ds1 = tl.where(t[:, None] >= t[None, :], ds1, 0.0)
         dx = -tl.dot(tl.trans(s1.to(DOT)), do.to(DOT), input_precision=PRECISION)
@@ -76,13 +78,12 @@ def begin_backward(
 
 @triton.jit
 def read_backward(
-    q_ptr, k_ptr, log_alpha_ptr, u1_ptr, do_ptr, scores2_ptr, dscores1_ptr, dscores2_ptr,
+    q_ptr, late_q_ptr, k_ptr, u1_ptr, do_ptr, late_do_ptr, scores2_ptr, dscores1_ptr, dscores2_ptr,
     starts1_ptr, starts2_ptr, anchor1_ptr, anchor2_ptr,
     dq_ptr, dq_anchor_ptr, dk_ptr, du1_ptr, z_ptr, slope_ptr, curve_ptr, move1_ptr, move2_ptr, danchor1_ptr, danchor2_ptr,
     first_ptr, length_ptr, chunk_ptr, row_ptr, H: tl.constexpr, D: tl.constexpr, E: tl.constexpr,
-    alpha_token, alpha_head, alpha_d,
     C: tl.constexpr, DP: tl.constexpr, EB: tl.constexpr, NE: tl.constexpr,
-    HAS_ALPHA: tl.constexpr, ANCHORED: tl.constexpr, DOT: tl.constexpr, PRECISION: tl.constexpr, FAST: tl.constexpr,
+    ANCHORED: tl.constexpr, DOT: tl.constexpr, PRECISION: tl.constexpr, FAST: tl.constexpr,
 ):
     """One program a chunk and head: through both reads, and what they send into the chunk's own gradients.
 
@@ -95,12 +96,11 @@ def read_backward(
     there_d = there[:, None] & (d[None, :] < D)
     out = token[:, None] * H * D + head * D + d[None, :]
     square = (number * H + head) * C * C + t[:, None] * C + t[None, :]
-    query, do = tile(q_ptr, token, head, d, H, D, there), tile(do_ptr, token, head, d, H, D, there)
-    late, late_do = query, do
-    if HAS_ALPHA:
-        kept = tl.exp(tl.cumsum(rows(log_alpha_ptr, token, head, d, alpha_token, alpha_head, alpha_d, there, D), 0))
-        late, late_do = kept * query, kept * do
-    towards, towards_do = (query - late).to(DOT), (do - late_do).to(DOT)
+    late, late_do = tile(late_q_ptr, token, head, d, H, D, there), tile(late_do_ptr, token, head, d, H, D, there)
+    towards, towards_do = late, late_do
+    if ANCHORED:
+        towards = (tile(q_ptr, token, head, d, H, D, there) - late).to(DOT)
+        towards_do = (tile(do_ptr, token, head, d, H, D, there) - late_do).to(DOT)
     late, late_do = late.to(DOT), late_do.to(DOT)
     key, u1 = tile(k_ptr, token, head, d, H, D, there).to(DOT), tile(u1_ptr, token, head, d, H, D, there).to(DOT)
     s2, ds1 = tl.load(scores2_ptr + square).to(DOT), tl.load(dscores1_ptr + square).to(DOT)
@@ -155,7 +155,7 @@ def read_backward(
 
 @triton.jit
 def finish_backward(
-    q_ptr, k_ptr, eta_ptr, log_alpha_ptr, dy_ptr, dscores2_ptr, dq_ptr, dq_anchor_ptr, dk_ptr, deta_ptr, dlog_ptr,
+    q_ptr, k_ptr, eta_ptr, log_alpha_ptr, dy_ptr, dscores2_ptr, dread_ptr, dq_anchor_ptr, dq_ptr, dk_ptr, deta_ptr, dlog_ptr,
     first_ptr, length_ptr, chunk_ptr, row_ptr, H: tl.constexpr, D: tl.constexpr,
     eta_token, eta_head, eta_d, alpha_token, alpha_head, alpha_d,
     C: tl.constexpr, DP: tl.constexpr, BLOCK: tl.constexpr,
@@ -170,7 +170,7 @@ def finish_backward(
     ds2 = tl.load(dscores2_ptr + (number * H + head) * C * C + t[:, None] * C + t[None, :]).to(tl.float32)
     q, k = tile(q_ptr, token, head, d, H, D, there), tile(k_ptr, token, head, d, H, D, there)
     eta = rows(eta_ptr, token, head, d, eta_token, eta_head, eta_d, there, D)
-    dq = tile(dq_ptr, token, head, d, H, D, there)
+    dq = tile(dread_ptr, token, head, d, H, D, there)
     write = eta * k
     if HAS_ALPHA:
         total = tl.cumsum(rows(log_alpha_ptr, token, head, d, alpha_token, alpha_head, alpha_d, there, D), 0)
@@ -301,46 +301,17 @@ def scan_backward(
 
 
 @triton.jit
-def error_backward(
-    k_ptr, v_ptr, delta_ptr, o_ptr, gain_ptr, shift_ptr, du1_ptr, dk_ptr, dv_ptr, ddelta_ptr, dgain_ptr, dshift_ptr,
-    first_ptr, length_ptr, chunk_ptr, row_ptr, H: tl.constexpr, D: tl.constexpr, delta_token, delta_head, delta_d,
-    C: tl.constexpr, DP: tl.constexpr, BIAS: tl.constexpr, SLOPE: tl.constexpr, DELTA_SLOPE: tl.constexpr, P: tl.constexpr,
-    HAS_DELTA: tl.constexpr,
-):
-    """From du1 to the bias's own arguments: dv, d delta, the error's share of dk, and of the norm's gain and shift."""
-    number, head = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
-    d, t = tl.arange(0, DP), tl.arange(0, C)
-    _, token, there = place(number, row_ptr, first_ptr, length_ptr, chunk_ptr, t, C)
-    there_d = there[:, None] & (d[None, :] < D)
-    out = token[:, None] * H * D + head * D + d[None, :]
-    gain = tl.load(gain_ptr + head * D + d, mask=d < D, other=0.0)[None, :]
-    shift = tl.load(shift_ptr + head * D + d, mask=d < D, other=0.0)[None, :]
-    unit, inverse = standardise(tile(o_ptr, token, head, d, H, D, there), d, D)
-    error = tile(k_ptr, token, head, d, H, D, there) + gain * unit + shift - tile(v_ptr, token, head, d, H, D, there)
-    delta = error
-    if HAS_DELTA:
-        delta = rows(delta_ptr, token, head, d, delta_token, delta_head, delta_d, there, D)
-    dc = norm_backprop(tile(du1_ptr, token, head, d, H, D, there), unit, inverse, d, D)
-    derror = tl.where(there_d, SLOPE(error, delta, P) * gain * dc, 0.0)
-    if HAS_DELTA:
-        tl.store(ddelta_ptr + out, DELTA_SLOPE(error, delta, P) * gain * dc, mask=there_d)
-    tl.store(dv_ptr + out, -derror, mask=there_d)
-    tl.store(dk_ptr + out, tile(dk_ptr, token, head, d, H, D, there) + derror, mask=there_d)
-    pull = tl.where(there_d, BIAS(error, delta, P), 0.0)
-    tl.store(dgain_ptr + (number * H + head) * D + d, tl.sum(dc * pull + derror * unit, 0), mask=d < D)
-    tl.store(dshift_ptr + (number * H + head) * D + d, tl.sum(derror, 0), mask=d < D)
-
-
-@triton.jit
 def write_backward(
-    k_ptr, eta_ptr, log_alpha_ptr, late_ptr, late_k_ptr, kept_ptr, u1_ptr, late_u1_ptr, do_ptr, starts1_ptr, starts2_ptr, anchor1_ptr, anchor2_ptr,
-    z_ptr, slope_ptr, curve_ptr, move1_ptr, move2_ptr, dk_ptr, deta_ptr, dlog_ptr,
+    late_k_ptr, u1_ptr, late_u1_ptr, do_ptr, starts1_ptr, starts2_ptr, anchor1_ptr, anchor2_ptr,
+    z_ptr, slope_ptr, curve_ptr, move1_ptr, move2_ptr, dk_ptr, dy1_ptr, dy2_ptr, dend_ptr,
     first_ptr, length_ptr, chunk_ptr, row_ptr, H: tl.constexpr, D: tl.constexpr, E: tl.constexpr,
-    eta_token, eta_head, eta_d, alpha_token, alpha_head, alpha_d,
     C: tl.constexpr, DP: tl.constexpr, EB: tl.constexpr, NE: tl.constexpr,
-    HAS_ALPHA: tl.constexpr, ANCHORED: tl.constexpr, DOT: tl.constexpr, PRECISION: tl.constexpr,
+    ANCHORED: tl.constexpr, DOT: tl.constexpr, PRECISION: tl.constexpr,
 ):
-    """One program a chunk and head: from the adjoints at its end and of its errors, the gradients of its keys and gates."""
+    """One program a chunk and head: the products of the adjoints at its end and of its errors.
+
+    They give the write's share of dk, what arrives at both writes' vectors, -late u1 and -late k, and at the weights' decay.
+    """
     number, head = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
     d, t, e = tl.arange(0, DP), tl.arange(0, C), tl.arange(0, EB)
     row, token, there = place(number, row_ptr, first_ptr, length_ptr, chunk_ptr, t, C)
@@ -359,12 +330,11 @@ def write_backward(
         over, within = wide + hidden * C + t[None, :], (hidden < E) & (t[None, :] < C)
         w1, w2 = weight(starts1_ptr + save, at, inside), weight(starts2_ptr + save, at, inside)
         dw1, dw2 = weight(move1_ptr + slot, at, inside), weight(move2_ptr + slot, at, inside)
-        if HAS_ALPHA:
-            away1, away2 = w1.to(tl.float32), w2.to(tl.float32)
-            if ANCHORED:
-                away1 -= weight(anchor1_ptr + base, at, inside)
-                away2 -= weight(anchor2_ptr + base, at, inside)
-            dend += tl.sum(away1 * dw1.to(tl.float32) + away2 * dw2.to(tl.float32), 0)
+        away1, away2 = w1.to(tl.float32), w2.to(tl.float32)
+        if ANCHORED:
+            away1 -= weight(anchor1_ptr + base, at, inside)
+            away2 -= weight(anchor2_ptr + base, at, inside)
+        dend += tl.sum(away1 * dw1.to(tl.float32) + away2 * dw2.to(tl.float32), 0)
         slope = weight(slope_ptr, over, within).to(tl.float32)
         u2 = slope * tl.dot(w1, u1, input_precision=PRECISION)
         dy2 -= tl.dot(tl.trans(u2.to(DOT)), dw2, input_precision=PRECISION)
@@ -373,24 +343,64 @@ def write_backward(
         dz = tl.dot(dw1, late_u1, input_precision=PRECISION) + tl.dot(w1, do, input_precision=PRECISION)
         dh = weight(curve_ptr, over, within).to(tl.float32) * du2 + slope * dz
         dk += tl.dot(tl.trans(dh.to(DOT)), w2, input_precision=PRECISION)
-    late = tile(late_ptr, token, head, d, H, D, there)
-    tl.store(dk_ptr + out, tile(dk_ptr, token, head, d, H, D, there) + dk + late * dy2, mask=there_d)
-    dlate = tile(u1_ptr, token, head, d, H, D, there) * dy1 + tile(k_ptr, token, head, d, H, D, there) * dy2
+    tl.store(dk_ptr + out, tile(dk_ptr, token, head, d, H, D, there) + dk, mask=there_d)
+    tl.store(dy1_ptr + out, dy1, mask=there_d)
+    tl.store(dy2_ptr + out, dy2, mask=there_d)
+    tl.store(dend_ptr + (number * H + head) * D + d, dend, mask=d < D)
+
+
+@triton.jit
+def gate_backward(
+    k_ptr, v_ptr, eta_ptr, log_alpha_ptr, delta_ptr, u1_ptr, o_ptr, gain_ptr, shift_ptr, du1_ptr, dy1_ptr, dy2_ptr, dend_ptr, dwhole_ptr,
+    dk_ptr, dv_ptr, deta_ptr, dlog_ptr, ddelta_ptr, dgain_ptr, dshift_ptr,
+    first_ptr, length_ptr, chunk_ptr, row_ptr, H: tl.constexpr, D: tl.constexpr,
+    eta_token, eta_head, eta_d, alpha_token, alpha_head, alpha_d, delta_token, delta_head, delta_d,
+    C: tl.constexpr, DP: tl.constexpr, BIAS: tl.constexpr, SLOPE: tl.constexpr, DELTA_SLOPE: tl.constexpr, P: tl.constexpr,
+    HAS_ALPHA: tl.constexpr, HAS_DELTA: tl.constexpr,
+):
+    """Channel by channel: from du1 to the bias's arguments and the norm, from the writes' vectors to dk, d eta and d log alpha.
+
+    ``dwhole`` is dk so far, ``deta`` and ``dlog`` hold the read's share.
+    """
+    number, head = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
+    d, t = tl.arange(0, DP), tl.arange(0, C)
+    _, token, there = place(number, row_ptr, first_ptr, length_ptr, chunk_ptr, t, C)
+    there_d = there[:, None] & (d[None, :] < D)
+    out = token[:, None] * H * D + head * D + d[None, :]
+    gain = tl.load(gain_ptr + head * D + d, mask=d < D, other=0.0)[None, :]
+    shift = tl.load(shift_ptr + head * D + d, mask=d < D, other=0.0)[None, :]
+    unit, inverse = standardise(tile(o_ptr, token, head, d, H, D, there), d, D)
+    k = tile(k_ptr, token, head, d, H, D, there)
+    error = k + gain * unit + shift - tile(v_ptr, token, head, d, H, D, there)
+    delta = error
+    if HAS_DELTA:
+        delta = rows(delta_ptr, token, head, d, delta_token, delta_head, delta_d, there, D)
+    dc = norm_backprop(tile(du1_ptr, token, head, d, H, D, there), unit, inverse, d, D)
+    derror = tl.where(there_d, SLOPE(error, delta, P) * gain * dc, 0.0)
+    if HAS_DELTA:
+        tl.store(ddelta_ptr + out, DELTA_SLOPE(error, delta, P) * gain * dc, mask=there_d)
+    tl.store(dv_ptr + out, -derror, mask=there_d)
+    pull = tl.where(there_d, BIAS(error, delta, P), 0.0)
+    tl.store(dgain_ptr + (number * H + head) * D + d, tl.sum(dc * pull + derror * unit, 0), mask=d < D)
+    tl.store(dshift_ptr + (number * H + head) * D + d, tl.sum(derror, 0), mask=d < D)
+    dy2 = tile(dy2_ptr, token, head, d, H, D, there)
+    dlate = tile(u1_ptr, token, head, d, H, D, there) * tile(dy1_ptr, token, head, d, H, D, there) + k * dy2
+    late = rows(eta_ptr, token, head, d, eta_token, eta_head, eta_d, there, D)
     deta = tile(deta_ptr, token, head, d, H, D, there)
     if HAS_ALPHA:
         log_alpha = rows(log_alpha_ptr, token, head, d, alpha_token, alpha_head, alpha_d, there, D)
-        left = tl.exp(tl.sum(log_alpha, 0)[None, :] - tl.cumsum(log_alpha, 0))
-        eta = rows(eta_ptr, token, head, d, eta_token, eta_head, eta_d, there, D)
+        end = tl.sum(log_alpha, 0)
+        left = tl.exp(end[None, :] - tl.cumsum(log_alpha, 0))
+        late *= left
         deta += left * dlate
-        dlate *= left * eta
-        dlog = tile(dlog_ptr, token, head, d, H, D, there) - dlate
-        kept = tl.load(kept_ptr + (number * H + head) * D + d, mask=d < D, other=0.0)
-        dend = kept * dend + tl.sum(dlate, 0)
+        dlog = tile(dlog_ptr, token, head, d, H, D, there) - late * dlate
+        dend = tl.exp(end) * tl.load(dend_ptr + (number * H + head) * D + d, mask=d < D, other=0.0) + tl.sum(late * dlate, 0)
         # the sum over a chunk's later tokens turns dL into d log alpha; the chunk's end is every token's
         tl.store(dlog_ptr + out, tl.sum(dlog, 0)[None, :] - tl.cumsum(dlog, 0) + dlog + dend[None, :], mask=there_d)
     else:
         deta += dlate
     tl.store(deta_ptr + out, deta, mask=there_d)
+    tl.store(dk_ptr + out, tile(dwhole_ptr, token, head, d, H, D, there) + derror + late * dy2, mask=there_d)
 
 
 @triton.jit

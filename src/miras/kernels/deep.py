@@ -17,8 +17,8 @@ from torch import Tensor
 from .backward_kernels import (
     anchor_backward,
     begin_backward,
-    error_backward,
     finish_backward,
+    gate_backward,
     linearise,
     read_backward,
     scan_backward,
@@ -76,8 +76,8 @@ class Weights(NamedTuple):
 class Saved(NamedTuple):
     """What the forward pass leaves for the backward one.
 
-    The weights at each chunk's start, the errors u1, both norms' inputs, both layers' scores, each write's step at its chunk's end,
-    bare and times -k and -u1, and the decay of each chunk.
+    The weights at each chunk's start, the errors u1, both norms' inputs, both layers' scores, the decayed queries, each write's
+    step at its chunk's end, bare and times -k and -u1, and the decay of each chunk.
     """
 
     starts1: Tensor
@@ -88,6 +88,7 @@ class Saved(NamedTuple):
     o_anchor: Tensor
     scores1: Tensor
     scores2: Tensor
+    late_q: Tensor
     late: Tensor
     late_k: Tensor
     late_u1: Tensor
@@ -117,8 +118,8 @@ def forward(tokens: Tokens, weights: Weights, rows: Rows, size: int, bias: Fused
     say = options(q, size, hidden, tokens.log_alpha is not None, weights.anchor1 is not None)
     grid = (chunks, heads)
     prepare[grid](
-        q, k, eta, log_alpha, saved.scores2, saved.late, saved.late_k, saved.kept, *places, rows.row, heads, channels, *steps, *decays,
-        **say.pairs,
+        q, k, eta, log_alpha, saved.scores2, saved.late_q, saved.late, saved.late_k, saved.kept, *places, rows.row,
+        heads, channels, *steps, *decays,         **say.pairs,
     )  # fmt: skip
     arguments = (
         weights.w1, weights.w2, *anchors, *norm, saved.starts1, saved.starts2, saved.u1, saved.late_u1, saved.o,
@@ -134,8 +135,8 @@ def forward(tokens: Tokens, weights: Weights, rows: Rows, size: int, bias: Fused
     else:
         scan[programs](k, v, saved.late, saved.late_k, saved.kept, delta, *arguments, *_strides(delta), **device, **say.scan)
     readout[grid](
-        q, k, log_alpha, saved.u1, saved.scores2, saved.scores1, saved.o_q, saved.o_anchor, saved.starts1, saved.starts2, *anchors,
-        *places, rows.row, heads, channels, hidden, *decays, ANCHORED=say.anchored, **say.read,
+        q, saved.late_q, k, saved.u1, saved.scores2, saved.scores1, saved.o_q, saved.o_anchor, saved.starts1, saved.starts2, *anchors,
+        *places, rows.row, heads, channels, hidden, ANCHORED=say.anchored, **say.read,
     )  # fmt: skip
     finish[grid](
         q, eta, log_alpha, saved.u1, saved.scores1, saved.o_q, saved.o_anchor, result.y, *norm, *places, rows.row, heads, channels,
@@ -151,9 +152,9 @@ def empty_saved(q: Tensor, chunks: int, hidden: int, size: int, anchored: bool) 
     scores1, scores2 = (q.new_empty(chunks, heads, size, size) for _ in range(2))
     o_q = torch.empty_like(q, dtype=torch.float32)
     o_anchor = torch.empty_like(o_q) if anchored else o_q.new_empty(0)
-    u1, o, late, late_k, late_u1 = (torch.empty_like(q) for _ in range(5))
+    u1, o, late_q, late, late_k, late_u1 = (torch.empty_like(q) for _ in range(6))
     kept = o_q.new_empty(chunks, heads, channels)
-    return Saved(starts1, starts2, u1, o, o_q, o_anchor, scores1, scores2, late, late_k, late_u1, kept)
+    return Saved(starts1, starts2, u1, o, o_q, o_anchor, scores1, scores2, late_q, late, late_k, late_u1, kept)
 
 
 def backward(
@@ -169,29 +170,41 @@ def backward(
     steps, decays, thresholds = _strides(eta), _strides(log_alpha), _strides(delta)
     say = options(q, size, hidden, log_alpha is not None, weights.anchor1 is not None)
     device = DEVICE[bias.name]
-    dq, dk, dv, deta, dlog, ddelta, du1 = (torch.empty_like(q, dtype=torch.float32) for _ in range(7))
-    do, unit, pull, bend = (torch.empty_like(q) for _ in range(4))
+    dread, dwhole, deta, dlog, ddelta, du1 = (torch.empty_like(q, dtype=torch.float32) for _ in range(6))
+    dq, dk, dv, do, late_do, unit, pull, bend = (torch.empty_like(q) for _ in range(8))
     inverse, mean = torch.empty(2, *q.shape[:2], device=q.device)
     z, slope, curve = (q.new_empty(chunks, heads, hidden, size) for _ in range(3))
     move1, move2 = (q.new_empty(chunks + rows.first.shape[0], heads, hidden, channels) for _ in range(2))
     dq_anchor, danchor1, danchor2, da1, da2 = (
-        torch.empty_like(x) if say.anchored else None for x in (dq, saved.starts1, saved.starts2, dw1, dw2)
+        torch.empty_like(x) if say.anchored else None for x in (dread, saved.starts1, saved.starts2, dw1, dw2)
     )
     dscores1, dscores2 = torch.empty_like(saved.scores1), torch.empty_like(saved.scores1)
     dgain, dshift = torch.empty(2, 2, chunks, heads, channels, device=q.device)
-    grid = (chunks, heads)
+    dend = torch.empty(chunks, heads, channels, device=q.device)
+    grid, programs = (chunks, heads), (rows.first.shape[0], heads)
+    sizes = (heads, channels, hidden)
     begin_backward[grid](
         eta, log_alpha, saved.u1, saved.scores1, saved.o_q, saved.o_anchor, dy, weights.gain,
-        do, dscores1, deta, dlog, du1, dgain[0], dshift[0], *places, rows.row, heads, channels, *steps, *decays,
+        do, late_do, dscores1, deta, dlog, du1, dgain[0], dshift[0], *places, rows.row, heads, channels, *steps, *decays,
         ANCHORED=say.anchored, **say.pairs,
     )  # fmt: skip
-    read_backward[grid](
-        q, k, log_alpha, saved.u1, do, saved.scores2, dscores1, dscores2, saved.starts1, saved.starts2, *anchors,
-        dq, dq_anchor, dk, du1, z, slope, curve, move1, move2, danchor1, danchor2,
-        *places, rows.row, heads, channels, hidden, *decays, ANCHORED=say.anchored, **say.read_backward,
-    )  # fmt: skip
+    states = (saved.starts1, saved.starts2)
+    hiddens = (z, slope, curve, move1, move2)
+    if say.resident and not say.anchored:
+        from .resident_reads import read_backward_resident
+
+        read_backward_resident[grid](
+            saved.late_q, k, saved.u1, late_do, saved.scores2, dscores1, dscores2, *states, dread, dwhole, du1, *hiddens,
+            *places, rows.row, *sizes, num_warps=4,
+        )  # fmt: skip
+    else:
+        read_backward[grid](
+            q, saved.late_q, k, saved.u1, do, late_do, saved.scores2, dscores1, dscores2, *states, *anchors,
+            dread, dq_anchor, dwhole, du1, *hiddens, danchor1, danchor2, *places, rows.row, *sizes,
+            ANCHORED=say.anchored, **say.read_backward,
+        )  # fmt: skip
     finish_backward[grid](
-        q, k, eta, log_alpha, dy, dscores2, dq, dq_anchor, dk, deta, dlog, *places, rows.row, heads, channels, *steps, *decays,
+        q, k, eta, log_alpha, dy, dscores2, dread, dq_anchor, dq, dwhole, deta, dlog, *places, rows.row, heads, channels, *steps, *decays,
         ANCHORED=say.anchored, **say.pairs,
     )  # fmt: skip
     linearise[grid](
@@ -201,23 +214,39 @@ def backward(
     _join_states(move1, move2, rows, size, outer)
     arguments = (
         k, saved.late, saved.late_k, saved.kept, saved.u1, saved.late_u1, unit, pull, bend, inverse, mean, saved.starts1, z, slope, curve,
-        du1, do, move1, move2, dw1, dw2, *places, heads, channels, hidden,
+        du1, do, move1, move2, dw1, dw2, *places, *sizes,
     )  # fmt: skip
     if say.resident:
         from .resident_kernels import scan_backward_resident
 
-        scan_backward_resident[(rows.first.shape[0], heads)](*arguments, num_warps=8)
+        scan_backward_resident[programs](*arguments, num_warps=8)
     else:
-        scan_backward[(rows.first.shape[0], heads)](*arguments, **say.scan_backward)
-    write_backward[grid](
-        k, eta, log_alpha, saved.late, saved.late_k, saved.kept, saved.u1, saved.late_u1, do, saved.starts1, saved.starts2, *anchors,
-        z, slope, curve, move1, move2, dk, deta, dlog, *places, rows.row, heads, channels, hidden, *steps, *decays,
-        ANCHORED=say.anchored, **say.write_backward,
-    )  # fmt: skip
-    error_backward[grid](
-        k, v, delta, saved.o, *norm, du1, dk, dv, ddelta, dgain[1], dshift[1], *places, rows.row, heads, channels, *thresholds,
+        scan_backward[programs](*arguments, **say.scan_backward)
+    # the linearised errors are not needed any more
+    dy1, dy2 = unit, pull
+    vectors, found = (saved.late_k, saved.u1, saved.late_u1, do), (dwhole, dy1, dy2, dend)
+    if say.resident and not say.anchored:
+        from .resident_reads import write_backward_resident
+
+        write_backward_resident[grid](*vectors, *states, *hiddens, *found, *places, rows.row, *sizes, num_warps=4)
+    else:
+        write_backward[grid](
+            *vectors,
+            *states,
+            *anchors,
+            *hiddens,
+            *found,
+            *places,
+            rows.row,
+            *sizes,
+            ANCHORED=say.anchored,
+            **say.write_backward,
+        )
+    gate_backward[grid](
+        k, v, eta, log_alpha, delta, saved.u1, saved.o, *norm, du1, dy1, dy2, dend, dwhole, dk, dv, deta, dlog, ddelta, dgain[1], dshift[1],
+        *places, rows.row, heads, channels, *steps, *decays, *thresholds,
         C=size, DP=say.wide, BIAS=device.gradient, SLOPE=device.slope, DELTA_SLOPE=device.delta_slope, P=bias.p,
-        HAS_DELTA=delta is not None, num_warps=4,
+        HAS_ALPHA=log_alpha is not None, HAS_DELTA=delta is not None, num_warps=8,
     )  # fmt: skip
     if say.anchored:
         anchor_backward[(rows.first.shape[0], heads, triton.cdiv(hidden, 32))](
@@ -284,12 +313,12 @@ def options(q: Tensor, size: int, hidden: int, decays: bool, anchored: bool) -> 
         and channels <= 64
         and hidden <= 256,
         wide=wide,
-        pairs=shape | paired | alpha | {"BLOCK": min(16, size), "num_warps": 4},
+        pairs=shape | paired | alpha | {"BLOCK": min(16, size), "num_warps": 8},
         scan=blocks(128, 8) | fast,
-        read=blocks(64, 4) | alpha | fast,
-        read_backward=blocks(128, 8) | alpha | fast,
+        read=blocks(64, 4) | fast,
+        read_backward=blocks(128, 8) | fast,
         scan_backward=blocks(128, 8),
-        write_backward=blocks(128, 8) | alpha,
+        write_backward=blocks(128, 8),
     )
 
 

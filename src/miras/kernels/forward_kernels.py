@@ -19,28 +19,31 @@ from .tiles import decayed_scores, decayed_values, gelu, gelu_slope, place, rows
 
 @triton.jit
 def prepare(
-    q_ptr, k_ptr, eta_ptr, log_alpha_ptr, scores2_ptr, late_ptr, late_k_ptr, kept_ptr,
+    q_ptr, k_ptr, eta_ptr, log_alpha_ptr, scores2_ptr, late_q_ptr, late_ptr, late_k_ptr, kept_ptr,
     first_ptr, length_ptr, chunk_ptr, row_ptr, H: tl.constexpr, D: tl.constexpr,
     eta_token, eta_head, eta_d, alpha_token, alpha_head, alpha_d,
     C: tl.constexpr, DP: tl.constexpr, BLOCK: tl.constexpr, HAS_ALPHA: tl.constexpr, DOT: tl.constexpr, PRECISION: tl.constexpr,
 ):
-    """What no weight enters: the inner layer's scores q_t . (b_t/b_i) eta_i k_i, each write's step at the chunk's end, times -k, b_C."""
+    """What no weight enters: the inner layer's scores q_t . (b_t/b_i) eta_i k_i, b_t q_t, each write's step at the chunk's
+    end, bare and times -k, and b_C.
+    """
     number, head = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
     d, t = tl.arange(0, DP), tl.arange(0, C)
     _, token, there = place(number, row_ptr, first_ptr, length_ptr, chunk_ptr, t, C)
     q, k = tile(q_ptr, token, head, d, H, D, there), tile(k_ptr, token, head, d, H, D, there)
     eta = rows(eta_ptr, token, head, d, eta_token, eta_head, eta_d, there, D)
-    late, kept = eta, tl.full([DP], 1.0, tl.float32)
+    late_q, late, kept = q, eta, tl.full([DP], 1.0, tl.float32)
     if HAS_ALPHA:
         log_alpha = rows(log_alpha_ptr, token, head, d, alpha_token, alpha_head, alpha_d, there, D)
         total, end = tl.cumsum(log_alpha, 0), tl.sum(log_alpha, 0)
-        late, kept = eta * tl.exp(end[None, :] - total), tl.exp(end)
+        late_q, late, kept = q * tl.exp(total), eta * tl.exp(end[None, :] - total), tl.exp(end)
         scores = decayed_scores(q, eta * k, total, t, DOT, PRECISION, C, BLOCK)
     else:
         scores = tl.dot(q.to(DOT), tl.trans((eta * k).to(DOT)), input_precision=PRECISION)
         scores = tl.where(t[:, None] >= t[None, :], scores, 0.0)
     tl.store(scores2_ptr + (number * H + head) * C * C + t[:, None] * C + t[None, :], scores)
     out = token[:, None] * H * D + head * D + d[None, :]
+    tl.store(late_q_ptr + out, late_q, mask=there[:, None] & (d[None, :] < D))
     tl.store(late_ptr + out, late, mask=there[:, None] & (d[None, :] < D))
     tl.store(late_k_ptr + out, -late * k, mask=there[:, None] & (d[None, :] < D))
     tl.store(kept_ptr + (number * H + head) * D + d, kept, mask=d < D)
@@ -140,21 +143,16 @@ def scan(
 
 @triton.jit
 def readout(
-    q_ptr, k_ptr, log_alpha_ptr, u1_ptr, scores2_ptr, scores1_ptr, o_ptr, o_anchor_ptr,
-    starts1_ptr, starts2_ptr, anchor1_ptr, anchor2_ptr, first_ptr, length_ptr, chunk_ptr, row_ptr, H: tl.constexpr, D: tl.constexpr, E: tl.constexpr,
-    alpha_token, alpha_head, alpha_d,
-    C: tl.constexpr, DP: tl.constexpr, EB: tl.constexpr, NE: tl.constexpr,
-    HAS_ALPHA: tl.constexpr, ANCHORED: tl.constexpr, DOT: tl.constexpr, PRECISION: tl.constexpr, FAST: tl.constexpr,
+    q_ptr, late_q_ptr, k_ptr, u1_ptr, scores2_ptr, scores1_ptr, o_ptr, o_anchor_ptr, starts1_ptr, starts2_ptr, anchor1_ptr, anchor2_ptr,
+    first_ptr, length_ptr, chunk_ptr, row_ptr, H: tl.constexpr, D: tl.constexpr, E: tl.constexpr,
+    C: tl.constexpr, DP: tl.constexpr, EB: tl.constexpr, NE: tl.constexpr, ANCHORED: tl.constexpr, DOT: tl.constexpr, PRECISION: tl.constexpr, FAST: tl.constexpr,
 ):
     """One program a chunk and head: the products with the weights; ``finish`` adds the outer layer's decays and the norm."""
     number, head = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
     d, t, e = tl.arange(0, DP), tl.arange(0, C), tl.arange(0, EB)
     row, token, there = place(number, row_ptr, first_ptr, length_ptr, chunk_ptr, t, C)
-    query = tile(q_ptr, token, head, d, H, D, there)
-    late = query
-    if HAS_ALPHA:
-        late = query * tl.exp(tl.cumsum(rows(log_alpha_ptr, token, head, d, alpha_token, alpha_head, alpha_d, there, D), 0))
-    towards = (query - late).to(DOT)
+    late = tile(late_q_ptr, token, head, d, H, D, there)
+    towards = (tile(q_ptr, token, head, d, H, D, there) - late).to(DOT) if ANCHORED else late
     late = late.to(DOT)
     key, u1 = tile(k_ptr, token, head, d, H, D, there).to(DOT), tile(u1_ptr, token, head, d, H, D, there).to(DOT)
     square = (number * H + head) * C * C + t[:, None] * C + t[None, :]

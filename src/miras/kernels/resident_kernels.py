@@ -152,11 +152,10 @@ def scan_resident(
         inverse = gl.rsqrt(squares / D - mean * mean + 1e-6)
         unit = gl.where((j < D)[None, :], (o - mean[:, None]) * inverse[:, None], 0.0)
         error = k_s.load(CD).to(gl.float32) + gain * unit + shift - v_s.load(CD).to(gl.float32)
+        delta = error
         if HAS_DELTA:
-            c = gain * BIAS(error, delta_s.load(CD), P)
-        else:
-            c = gain * BIAS(error, error, P)
-        c = gl.where(there, c, 0.0)
+            delta = delta_s.load(CD)
+        c = gl.where(there, gain * BIAS(error, delta, P), 0.0)
         total, along = gl.reduce((c, c * unit), 1, add2)
         u1 = inverse[:, None] * (c - (total / D)[:, None] - unit * (along / D)[:, None])
         u1 = gl.where((j < D)[None, :], u1, 0.0)
