@@ -147,11 +147,14 @@ def _shaped(gate: Gate, value: Tensor, shapes: Shapes, spec: Spec) -> Tensor:
 def _limits(name: str, value: Tensor) -> None:
     """Refuse values outside a gate's range, NaN among them; on an accelerator without waiting for it."""
     allowed, test = LIMITS[name]
-    good = test(value.detach())
     message = f"gates.{name} must be {allowed} everywhere"
     if torch.compiler.is_compiling() or value.device.type != "cpu":
-        torch._assert_async(good.all(), message)
-    elif not bool(good.all()):
+        # both extremes in one pass over memory; a NaN is both
+        lowest, highest = value.detach().aminmax()
+        torch._assert_async(test(lowest) & test(highest), message)
+        return
+    good = test(value.detach())
+    if not bool(good.all()):
         raise ValueError(f"{message}, got {value.detach()[~good].flatten()[0].item():g}")
 
 

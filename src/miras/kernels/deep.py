@@ -134,10 +134,19 @@ def forward(tokens: Tokens, weights: Weights, rows: Rows, size: int, bias: Fused
         scan_resident[programs](k, v, saved.late, saved.late_k, saved.kept, whole, *arguments, **device, num_warps=8)
     else:
         scan[programs](k, v, saved.late, saved.late_k, saved.kept, delta, *arguments, *_strides(delta), **device, **say.scan)
-    readout[grid](
-        q, saved.late_q, k, saved.u1, saved.scores2, saved.scores1, saved.o_q, saved.o_anchor, saved.starts1, saved.starts2, *anchors,
-        *places, rows.row, heads, channels, hidden, ANCHORED=say.anchored, **say.read,
-    )  # fmt: skip
+    read = (saved.scores2, saved.scores1, saved.o_q)
+    if say.resident and not say.anchored:
+        from .resident_reads import readout_resident
+
+        readout_resident[grid](
+            saved.late_q, k, saved.u1, *read, saved.starts1, saved.starts2, *places, rows.row, heads, channels, hidden,
+            num_warps=8, maxnreg=128,
+        )  # fmt: skip
+    else:
+        readout[grid](
+            q, saved.late_q, k, saved.u1, *read, saved.o_anchor, saved.starts1, saved.starts2, *anchors,
+            *places, rows.row, heads, channels, hidden, ANCHORED=say.anchored, **say.read,
+        )  # fmt: skip
     finish[grid](
         q, eta, log_alpha, saved.u1, saved.scores1, saved.o_q, saved.o_anchor, result.y, *norm, *places, rows.row, heads, channels,
         *steps, *decays, ANCHORED=say.anchored, **say.pairs,
@@ -195,7 +204,7 @@ def backward(
 
         read_backward_resident[grid](
             saved.late_q, k, saved.u1, late_do, saved.scores2, dscores1, dscores2, *states, dread, dwhole, du1, *hiddens,
-            *places, rows.row, *sizes, num_warps=4,
+            *places, rows.row, *sizes, num_warps=8, maxnreg=128,
         )  # fmt: skip
     else:
         read_backward[grid](
@@ -228,7 +237,7 @@ def backward(
     if say.resident and not say.anchored:
         from .resident_reads import write_backward_resident
 
-        write_backward_resident[grid](*vectors, *states, *hiddens, *found, *places, rows.row, *sizes, num_warps=4)
+        write_backward_resident[grid](*vectors, *states, *hiddens, *found, *places, rows.row, *sizes, num_warps=8, maxnreg=128)
     else:
         write_backward[grid](
             *vectors,
@@ -246,7 +255,7 @@ def backward(
         k, v, eta, log_alpha, delta, saved.u1, saved.o, *norm, du1, dy1, dy2, dend, dwhole, dk, dv, deta, dlog, ddelta, dgain[1], dshift[1],
         *places, rows.row, heads, channels, *steps, *decays, *thresholds,
         C=size, DP=say.wide, BIAS=device.gradient, SLOPE=device.slope, DELTA_SLOPE=device.delta_slope, P=bias.p,
-        HAS_ALPHA=log_alpha is not None, HAS_DELTA=delta is not None, num_warps=8,
+        HAS_ALPHA=log_alpha is not None, HAS_DELTA=delta is not None, num_warps=4,
     )  # fmt: skip
     if say.anchored:
         anchor_backward[(rows.first.shape[0], heads, triton.cdiv(hidden, 32))](
@@ -313,7 +322,7 @@ def options(q: Tensor, size: int, hidden: int, decays: bool, anchored: bool) -> 
         and channels <= 64
         and hidden <= 256,
         wide=wide,
-        pairs=shape | paired | alpha | {"BLOCK": min(16, size), "num_warps": 8},
+        pairs=shape | paired | alpha | {"BLOCK": min(16, size), "num_warps": 4},
         scan=blocks(128, 8) | fast,
         read=blocks(64, 4) | fast,
         read_backward=blocks(128, 8) | fast,

@@ -140,12 +140,14 @@ def _(q, k, v, eta, log_alpha, delta, w1, w2, anchor1, anchor2, gain, shift, *re
 def _remember(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
     *tensors, ctx.size, ctx.bias, ctx.p = inputs
     ctx.save_for_backward(*tensors, *output[5:])
-    ctx.set_materialize_grads(True)
+    # what is kept for the backward pass takes no gradient: zeros for it would be a gigabyte
+    ctx.set_materialize_grads(False)
 
 
-def _backward(ctx: Any, grads_out: list[Tensor]) -> tuple[Tensor | None, ...]:
+def _backward(ctx: Any, grads_out: list[Tensor | None]) -> tuple[Tensor | None, ...]:
     tensors, saved = ctx.saved_tensors[:16], ctx.saved_tensors[16:]
-    outer = [grad.contiguous() for grad in grads_out[:5]]
+    results = (tensors[0], tensors[6], tensors[7], tensors[6], tensors[7])
+    outer = [torch.zeros_like(x) if g is None else g.contiguous() for g, x in zip(grads_out[:5], results, strict=True)]
     grads = deep_backward(*tensors, list(saved), outer, ctx.size, ctx.bias, ctx.p)
     own = [None if x is None else grad for x, grad in zip(tensors[:12], grads, strict=True)]
     return (*own, *[None] * 7)

@@ -1,7 +1,7 @@
-"""The backward pass's kernels that are parallel over chunks, for Hopper in Gluon: four warps a chunk and head, two at once on a multiprocessor.
+"""The kernels that are parallel over chunks, for Hopper in Gluon: eight warps a chunk and head, two of them at once on a multiprocessor.
 
-They do what ``backward_kernels.read_backward`` and ``write_backward`` do, which say what each step means, with every operand placed by hand:
-tokens' tiles stay in shared memory, hidden tiles pass through four places there.
+They do what ``forward_kernels.readout``, ``backward_kernels.read_backward`` and ``write_backward`` do, which say what each step means, with
+every operand placed by hand: tokens' tiles stay in shared memory, hidden tiles pass through a few places there.
 
 C = 64 tokens of a chunk, D channels (64 with padding), E hidden channels in blocks of 64
 """
@@ -61,6 +61,65 @@ def product(a, b, L: gl.constexpr):
 
 
 @gluon.jit
+def readout_resident(
+    late_q_ptr, k_ptr, u1_ptr, scores2_ptr, scores1_ptr, o_ptr, starts1_ptr, starts2_ptr,
+    first_ptr, length_ptr, chunk_ptr, row_ptr, H: gl.constexpr, D: gl.constexpr, E: gl.constexpr,
+):
+    """``forward_kernels.readout`` for a retention without an anchor."""
+    DOT: gl.constexpr = k_ptr.dtype.element_ty
+    L: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 2], instr_shape=[16, 32, 16])
+    LINES: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [8, 1], [1, 0])
+    SWIZZLED: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
+    key_s = gl.allocate_shared_memory(DOT, [64, 64], SWIZZLED)
+    u1_s = gl.allocate_shared_memory(DOT, [64, 64], SWIZZLED)
+    late_s = gl.allocate_shared_memory(DOT, [64, 64], SWIZZLED)
+    s2_s = gl.allocate_shared_memory(DOT, [64, 64], SWIZZLED)
+    w1_s = gl.allocate_shared_memory(DOT, [64, 64], SWIZZLED)
+    w2_s = gl.allocate_shared_memory(DOT, [64, 64], SWIZZLED)
+    z_s = gl.allocate_shared_memory(DOT, [64, 64], SWIZZLED)
+    u2_s = gl.allocate_shared_memory(DOT, [64, 64], SWIZZLED)
+    z_q_s = gl.allocate_shared_memory(DOT, [64, 64], SWIZZLED)
+
+    number, head = gl.program_id(0).to(gl.int64), gl.program_id(1).to(gl.int64)
+    row = gl.load(row_ptr + number)
+    n = number - gl.load(chunk_ptr + row)
+    begin, count = gl.load(first_ptr + row) + n * 64, gl.load(length_ptr + row) - n * 64
+    save, square = (number * H + head) * E * D, (number * H + head) * 4096
+    fetch(w1_s, starts1_ptr + save, 0, E, D, D, LINES)
+    fetch(w2_s, starts2_ptr + save, 0, E, D, D, LINES)
+    fetch(key_s, k_ptr + head * D, begin, count, H * D, D, LINES)
+    fetch(u1_s, u1_ptr + head * D, begin, count, H * D, D, LINES)
+    fetch(late_s, late_q_ptr + head * D, begin, count, H * D, D, LINES)
+    fetch(s2_s, scores2_ptr + square, 0, 64, 64, 64, LINES)
+    async_copy.commit_group()
+    o, scores = gl.zeros([64, 64], gl.float32, L), gl.zeros([64, 64], gl.float32, L)
+    for i in range((E + 63) // 64):
+        ready()
+        z, slope = gelu_slope(product(w2_s, key_s.permute((1, 0)), L))
+        z_s.store(z.to(DOT))
+        u2_s.store((slope * product(w1_s, u1_s.permute((1, 0)), L)).to(DOT))
+        fence_async_shared()
+        gl.thread_barrier()
+        h_q = product(u2_s, s2_s.permute((1, 0)), L)
+        h_q = warpgroup_mma(w2_s, late_s.permute((1, 0)), -h_q)
+        z_q, slope = gelu_slope(h_q)
+        z_q_s.store(z_q.to(DOT))
+        fence_async_shared()
+        gl.thread_barrier()
+        scores = warpgroup_mma(z_q_s.permute((1, 0)), z_s, scores)
+        o = warpgroup_mma(z_q_s.permute((1, 0)), w1_s, o)
+        gl.thread_barrier()
+        fetch(w1_s, starts1_ptr + save, (i + 1) * 64, E - (i + 1) * 64, D, D, LINES)
+        fetch(w2_s, starts2_ptr + save, (i + 1) * 64, E - (i + 1) * 64, D, D, LINES)
+        async_copy.commit_group()
+    async_copy.wait_group(0)
+    t, c = gl.arange(0, 64, layout=gl.SliceLayout(1, L)), gl.arange(0, 64, layout=gl.SliceLayout(0, L))
+    gl.store(scores1_ptr + square + t[:, None] * 64 + c[None, :], gl.where(t[:, None] >= c[None, :], scores, 0.0).to(DOT))
+    out = (begin + t)[:, None] * (H * D) + head * D + c[None, :]
+    gl.store(o_ptr + out, o, mask=(t < count)[:, None] & (c < D)[None, :])
+
+
+@gluon.jit
 def read_backward_resident(
     late_q_ptr, k_ptr, u1_ptr, late_do_ptr, scores2_ptr, dscores1_ptr, dscores2_ptr, starts1_ptr, starts2_ptr,
     dq_ptr, dk_ptr, du1_ptr, z_ptr, slope_ptr, curve_ptr, move1_ptr, move2_ptr,
@@ -68,8 +127,8 @@ def read_backward_resident(
 ):
     """``backward_kernels.read_backward`` for a retention without an anchor."""
     DOT: gl.constexpr = k_ptr.dtype.element_ty
-    L: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, 64, 16])
-    LINES: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0])
+    L: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 2], instr_shape=[16, 32, 16])
+    LINES: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [8, 1], [1, 0])
     SWIZZLED: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
     key_s = gl.allocate_shared_memory(DOT, [64, 64], SWIZZLED)
     u1_s = gl.allocate_shared_memory(DOT, [64, 64], SWIZZLED)
@@ -170,8 +229,8 @@ def write_backward_resident(
 ):
     """``backward_kernels.write_backward`` for a retention without an anchor."""
     DOT: gl.constexpr = u1_ptr.dtype.element_ty
-    L: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, 64, 16])
-    LINES: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0])
+    L: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 2], instr_shape=[16, 32, 16])
+    LINES: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [8, 1], [1, 0])
     SWIZZLED: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
     late_k_s = gl.allocate_shared_memory(DOT, [64, 64], SWIZZLED)
     u1_s = gl.allocate_shared_memory(DOT, [64, 64], SWIZZLED)
