@@ -33,7 +33,7 @@ from .tiles import (
 @triton.jit
 def begin_backward(
     eta_ptr, log_alpha_ptr, u1_ptr, scores1_ptr, o_ptr, o_anchor_ptr, dy_ptr, gain_ptr,
-    do_ptr, late_do_ptr, dscores1_ptr, deta_ptr, dlog_ptr, du1_ptr, dgain_ptr, dshift_ptr,
+    do_ptr, late_do_ptr, dscores1_ptr, dx_ptr, dlog_ptr, dgain_ptr, dshift_ptr,
     first_ptr, length_ptr, chunk_ptr, row_ptr, H: tl.constexpr, D: tl.constexpr,
     eta_token, eta_head, eta_d, alpha_token, alpha_head, alpha_d,
     C: tl.constexpr, DP: tl.constexpr, BLOCK: tl.constexpr,
@@ -52,10 +52,9 @@ def begin_backward(
     tl.store(dgain_ptr + (number * H + head) * D + d, tl.sum(dy * unit, 0), mask=d < D)
     tl.store(dshift_ptr + (number * H + head) * D + d, tl.sum(dy, 0), mask=d < D)
     do = norm_backprop(gain[None, :] * dy, unit, inverse, d, D)
-    tl.store(do_ptr + out, do, mask=there_d)
-    eta = rows(eta_ptr, token, head, d, eta_token, eta_head, eta_d, there, D)
-    u1 = tile(u1_ptr, token, head, d, H, D, there)
-    x = eta * u1
+    if ANCHORED:
+        tl.store(do_ptr + out, do, mask=there_d)
+    x = rows(eta_ptr, token, head, d, eta_token, eta_head, eta_d, there, D) * tile(u1_ptr, token, head, d, H, D, there)
     s1 = tl.load(scores1_ptr + square).to(tl.float32)
     if HAS_ALPHA:
         total = tl.cumsum(rows(log_alpha_ptr, token, head, d, alpha_token, alpha_head, alpha_d, there, D), 0)
@@ -64,7 +63,7 @@ def begin_backward(
         decayed = o
         if ANCHORED:
             decayed = o - tile(o_anchor_ptr, token, head, d, H, D, there)
-        tl.store(dlog_ptr + out, do * decayed - x * dx, mask=there_d)
+        tl.store(dlog_ptr + out, do * decayed, mask=there_d)
         tl.store(late_do_ptr + out, tl.exp(total) * do, mask=there_d)
     else:
         tl.store(late_do_ptr + out, do, mask=there_d)
@@ -72,16 +71,15 @@ def begin_backward(
         ds1 = tl.where(t[:, None] >= t[None, :], ds1, 0.0)
         dx = -tl.dot(tl.trans(s1.to(DOT)), do.to(DOT), input_precision=PRECISION)
     tl.store(dscores1_ptr + square, ds1)
-    tl.store(deta_ptr + out, u1 * dx, mask=there_d)
-    tl.store(du1_ptr + out, eta * dx, mask=there_d)
+    tl.store(dx_ptr + out, dx, mask=there_d)
 
 
 @triton.jit
 def read_backward(
-    q_ptr, late_q_ptr, k_ptr, u1_ptr, do_ptr, late_do_ptr, scores2_ptr, dscores1_ptr, dscores2_ptr,
+    q_ptr, late_q_ptr, k_ptr, eta_ptr, u1_ptr, do_ptr, late_do_ptr, scores2_ptr, dscores1_ptr, dscores2_ptr,
     starts1_ptr, starts2_ptr, anchor1_ptr, anchor2_ptr,
-    dq_ptr, dq_anchor_ptr, dk_ptr, du1_ptr, z_ptr, slope_ptr, curve_ptr, move1_ptr, move2_ptr, danchor1_ptr, danchor2_ptr,
-    first_ptr, length_ptr, chunk_ptr, row_ptr, H: tl.constexpr, D: tl.constexpr, E: tl.constexpr,
+    dq_ptr, dq_anchor_ptr, dk_ptr, dx_ptr, du1_ptr, z_ptr, slope_ptr, curve_ptr, move1_ptr, move2_ptr, danchor1_ptr, danchor2_ptr,
+    first_ptr, length_ptr, chunk_ptr, row_ptr, H: tl.constexpr, D: tl.constexpr, E: tl.constexpr, eta_token, eta_head, eta_d,
     C: tl.constexpr, DP: tl.constexpr, EB: tl.constexpr, NE: tl.constexpr,
     ANCHORED: tl.constexpr, DOT: tl.constexpr, PRECISION: tl.constexpr, FAST: tl.constexpr,
 ):
@@ -148,48 +146,10 @@ def read_backward(
     tl.store(dscores2_ptr + square, tl.where(t[:, None] >= t[None, :], ds2, 0.0))
     tl.store(dq_ptr + out, dq, mask=there_d)
     tl.store(dk_ptr + out, dk, mask=there_d)
-    tl.store(du1_ptr + out, tile(du1_ptr, token, head, d, H, D, there) + du1, mask=there_d)
+    eta = rows(eta_ptr, token, head, d, eta_token, eta_head, eta_d, there, D)
+    tl.store(du1_ptr + out, eta * tile(dx_ptr, token, head, d, H, D, there) + du1, mask=there_d)
     if ANCHORED:
         tl.store(dq_anchor_ptr + out, dq_anchor, mask=there_d)
-
-
-@triton.jit
-def finish_backward(
-    q_ptr, k_ptr, eta_ptr, log_alpha_ptr, dy_ptr, dscores2_ptr, dread_ptr, dq_anchor_ptr, dq_ptr, dk_ptr, deta_ptr, dlog_ptr,
-    first_ptr, length_ptr, chunk_ptr, row_ptr, H: tl.constexpr, D: tl.constexpr,
-    eta_token, eta_head, eta_d, alpha_token, alpha_head, alpha_d,
-    C: tl.constexpr, DP: tl.constexpr, BLOCK: tl.constexpr,
-    HAS_ALPHA: tl.constexpr, ANCHORED: tl.constexpr, DOT: tl.constexpr, PRECISION: tl.constexpr,
-):
-    """The inner layer's scores backwards: dq whole, the read's share of dk, d eta and dL."""
-    number, head = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
-    d, t = tl.arange(0, DP), tl.arange(0, C)
-    _, token, there = place(number, row_ptr, first_ptr, length_ptr, chunk_ptr, t, C)
-    there_d = there[:, None] & (d[None, :] < D)
-    out = token[:, None] * H * D + head * D + d[None, :]
-    ds2 = tl.load(dscores2_ptr + (number * H + head) * C * C + t[:, None] * C + t[None, :]).to(tl.float32)
-    q, k = tile(q_ptr, token, head, d, H, D, there), tile(k_ptr, token, head, d, H, D, there)
-    eta = rows(eta_ptr, token, head, d, eta_token, eta_head, eta_d, there, D)
-    dq = tile(dread_ptr, token, head, d, H, D, there)
-    write = eta * k
-    if HAS_ALPHA:
-        total = tl.cumsum(rows(log_alpha_ptr, token, head, d, alpha_token, alpha_head, alpha_d, there, D), 0)
-        kept = tl.exp(total)
-        decayed = kept * dq + decayed_values(ds2, write, total, t, DOT, PRECISION, C, BLOCK)
-        dwrite = transposed_values(ds2, q, total, t, DOT, PRECISION, C, BLOCK)
-        dlog = tile(dlog_ptr, token, head, d, H, D, there) + q * decayed - write * dwrite
-        dq = decayed
-        if ANCHORED:
-            pulled = kept * tile(dq_anchor_ptr, token, head, d, H, D, there)
-            dlog -= q * pulled
-            dq += tile(dq_anchor_ptr, token, head, d, H, D, there) - pulled
-        tl.store(dlog_ptr + out, dlog, mask=there_d)
-    else:
-        dq += tl.dot(ds2.to(DOT), write.to(DOT), input_precision=PRECISION)
-        dwrite = tl.dot(tl.trans(ds2.to(DOT)), q.to(DOT), input_precision=PRECISION)
-    tl.store(dq_ptr + out, dq + tile(dy_ptr, token, head, d, H, D, there), mask=there_d)
-    tl.store(dk_ptr + out, tile(dk_ptr, token, head, d, H, D, there) + eta * dwrite, mask=there_d)
-    tl.store(deta_ptr + out, tile(deta_ptr, token, head, d, H, D, there) + k * dwrite, mask=there_d)
 
 
 @triton.jit
@@ -351,26 +311,65 @@ def write_backward(
 
 @triton.jit
 def gate_backward(
-    k_ptr, v_ptr, eta_ptr, log_alpha_ptr, delta_ptr, u1_ptr, o_ptr, gain_ptr, shift_ptr, du1_ptr, dy1_ptr, dy2_ptr, dend_ptr, dwhole_ptr,
-    dk_ptr, dv_ptr, deta_ptr, dlog_ptr, ddelta_ptr, dgain_ptr, dshift_ptr,
+    q_ptr, k_ptr, v_ptr, eta_ptr, log_alpha_ptr, delta_ptr, u1_ptr, o_ptr, gain_ptr, shift_ptr,
+    dy_ptr, dscores2_ptr, dread_ptr, dq_anchor_ptr, dx_ptr, du1_ptr, dy1_ptr, dy2_ptr, dend_ptr, dwhole_ptr,
+    dq_ptr, dk_ptr, dv_ptr, deta_ptr, dlog_ptr, ddelta_ptr, dgain_ptr, dshift_ptr,
     first_ptr, length_ptr, chunk_ptr, row_ptr, H: tl.constexpr, D: tl.constexpr,
     eta_token, eta_head, eta_d, alpha_token, alpha_head, alpha_d, delta_token, delta_head, delta_d,
-    C: tl.constexpr, DP: tl.constexpr, BIAS: tl.constexpr, SLOPE: tl.constexpr, DELTA_SLOPE: tl.constexpr, P: tl.constexpr,
-    HAS_ALPHA: tl.constexpr, HAS_DELTA: tl.constexpr,
+    C: tl.constexpr, DP: tl.constexpr, BLOCK: tl.constexpr, BIAS: tl.constexpr, SLOPE: tl.constexpr, DELTA_SLOPE: tl.constexpr, P: tl.constexpr,
+    HAS_ALPHA: tl.constexpr, HAS_DELTA: tl.constexpr, ANCHORED: tl.constexpr, DOT: tl.constexpr, PRECISION: tl.constexpr,
 ):
-    """Channel by channel: from du1 to the bias's arguments and the norm, from the writes' vectors to dk, d eta and d log alpha.
+    """What remains, chunk by chunk: the inner layer's scores, the writes' vectors and the bias, backwards to tokens and gates.
 
-    ``dwhole`` is dk so far, ``deta`` and ``dlog`` hold the read's share.
+    ``dread`` is what arrives at b_t q_t, ``dwhole`` dk so far, ``dlog`` holds the outer read's share of dL.
     """
     number, head = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
     d, t = tl.arange(0, DP), tl.arange(0, C)
     _, token, there = place(number, row_ptr, first_ptr, length_ptr, chunk_ptr, t, C)
     there_d = there[:, None] & (d[None, :] < D)
     out = token[:, None] * H * D + head * D + d[None, :]
+    # through the scores: write_i = eta_i k_i
+    ds2 = tl.load(dscores2_ptr + (number * H + head) * C * C + t[:, None] * C + t[None, :]).to(tl.float32)
+    q, k = tile(q_ptr, token, head, d, H, D, there), tile(k_ptr, token, head, d, H, D, there)
+    eta = rows(eta_ptr, token, head, d, eta_token, eta_head, eta_d, there, D)
+    dq = tile(dread_ptr, token, head, d, H, D, there)
+    if HAS_ALPHA:
+        log_alpha = rows(log_alpha_ptr, token, head, d, alpha_token, alpha_head, alpha_d, there, D)
+        total, end = tl.cumsum(log_alpha, 0), tl.sum(log_alpha, 0)
+        dq = tl.exp(total) * dq + decayed_values(ds2, eta * k, total, t, DOT, PRECISION, C, BLOCK)
+        dwrite = transposed_values(ds2, q, total, t, DOT, PRECISION, C, BLOCK)
+        dlog = tile(dlog_ptr, token, head, d, H, D, there) + q * dq - eta * k * dwrite
+        if ANCHORED:
+            dq_anchor = tile(dq_anchor_ptr, token, head, d, H, D, there)
+            pulled = tl.exp(total) * dq_anchor
+            dlog -= q * pulled
+            dq += dq_anchor - pulled
+    else:
+        dq += tl.dot(ds2.to(DOT), (eta * k).to(DOT), input_precision=PRECISION)
+        dwrite = tl.dot(tl.trans(ds2.to(DOT)), q.to(DOT), input_precision=PRECISION)
+    tl.store(dq_ptr + out, dq + tile(dy_ptr, token, head, d, H, D, there), mask=there_d)
+    # through the writes: x_i = eta_i u1_i in the chunk, late_i u1_i and late_i k_i at its end
+    u1, dx = tile(u1_ptr, token, head, d, H, D, there), tile(dx_ptr, token, head, d, H, D, there)
+    dy2 = tile(dy2_ptr, token, head, d, H, D, there)
+    dlate = u1 * tile(dy1_ptr, token, head, d, H, D, there) + k * dy2
+    deta = k * dwrite + u1 * dx
+    late = eta
+    if HAS_ALPHA:
+        left = tl.exp(end[None, :] - total)
+        late = eta * left
+        deta += left * dlate
+        dlog -= eta * u1 * dx + late * dlate
+        dend = tl.exp(end) * tl.load(dend_ptr + (number * H + head) * D + d, mask=d < D, other=0.0) + tl.sum(late * dlate, 0)
+        # the sum over a chunk's later tokens turns dL into d log alpha; the chunk's end is every token's
+        tl.store(dlog_ptr + out, tl.sum(dlog, 0)[None, :] - tl.cumsum(dlog, 0) + dlog + dend[None, :], mask=there_d)
+    else:
+        deta += dlate
+    tl.store(deta_ptr + out, deta, mask=there_d)
+    dk = tile(dwhole_ptr, token, head, d, H, D, there) + eta * dwrite + late * dy2
+    # through the error
     gain = tl.load(gain_ptr + head * D + d, mask=d < D, other=0.0)[None, :]
     shift = tl.load(shift_ptr + head * D + d, mask=d < D, other=0.0)[None, :]
     unit, inverse = standardise(tile(o_ptr, token, head, d, H, D, there), d, D)
-    k = tile(k_ptr, token, head, d, H, D, there)
     error = k + gain * unit + shift - tile(v_ptr, token, head, d, H, D, there)
     delta = error
     if HAS_DELTA:
@@ -380,27 +379,10 @@ def gate_backward(
     if HAS_DELTA:
         tl.store(ddelta_ptr + out, DELTA_SLOPE(error, delta, P) * gain * dc, mask=there_d)
     tl.store(dv_ptr + out, -derror, mask=there_d)
+    tl.store(dk_ptr + out, dk + derror, mask=there_d)
     pull = tl.where(there_d, BIAS(error, delta, P), 0.0)
     tl.store(dgain_ptr + (number * H + head) * D + d, tl.sum(dc * pull + derror * unit, 0), mask=d < D)
     tl.store(dshift_ptr + (number * H + head) * D + d, tl.sum(derror, 0), mask=d < D)
-    dy2 = tile(dy2_ptr, token, head, d, H, D, there)
-    dlate = tile(u1_ptr, token, head, d, H, D, there) * tile(dy1_ptr, token, head, d, H, D, there) + k * dy2
-    late = rows(eta_ptr, token, head, d, eta_token, eta_head, eta_d, there, D)
-    deta = tile(deta_ptr, token, head, d, H, D, there)
-    if HAS_ALPHA:
-        log_alpha = rows(log_alpha_ptr, token, head, d, alpha_token, alpha_head, alpha_d, there, D)
-        end = tl.sum(log_alpha, 0)
-        left = tl.exp(end[None, :] - tl.cumsum(log_alpha, 0))
-        late *= left
-        deta += left * dlate
-        dlog = tile(dlog_ptr, token, head, d, H, D, there) - late * dlate
-        dend = tl.exp(end) * tl.load(dend_ptr + (number * H + head) * D + d, mask=d < D, other=0.0) + tl.sum(late * dlate, 0)
-        # the sum over a chunk's later tokens turns dL into d log alpha; the chunk's end is every token's
-        tl.store(dlog_ptr + out, tl.sum(dlog, 0)[None, :] - tl.cumsum(dlog, 0) + dlog + dend[None, :], mask=there_d)
-    else:
-        deta += dlate
-    tl.store(deta_ptr + out, deta, mask=there_d)
-    tl.store(dk_ptr + out, tile(dwhole_ptr, token, head, d, H, D, there) + derror + late * dy2, mask=there_d)
 
 
 @triton.jit

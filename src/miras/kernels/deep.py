@@ -17,7 +17,6 @@ from torch import Tensor
 from .backward_kernels import (
     anchor_backward,
     begin_backward,
-    finish_backward,
     gate_backward,
     linearise,
     read_backward,
@@ -27,6 +26,9 @@ from .backward_kernels import (
 from .biases import DEVICE, Fused
 from .forward_kernels import finish, prepare, readout, scan
 
+# as many registers a thread as let two programs of eight warps share a multiprocessor
+FULL = {"num_warps": 8, "maxnreg": 128}
+PAIRED = {"num_warps": 4}
 # Gluon is experimental: its kernels run where they were compared
 RESIDENT = triton.__version__.startswith("3.6.") and torch.cuda.is_available() and torch.cuda.get_device_capability() == (9, 0)
 INTERPRETED = os.environ.get("TRITON_INTERPRET", "0") == "1"
@@ -140,7 +142,7 @@ def forward(tokens: Tokens, weights: Weights, rows: Rows, size: int, bias: Fused
 
         readout_resident[grid](
             saved.late_q, k, saved.u1, *read, saved.starts1, saved.starts2, *places, rows.row, heads, channels, hidden,
-            num_warps=8, maxnreg=128,
+            **FULL,
         )  # fmt: skip
     else:
         readout[grid](
@@ -180,7 +182,7 @@ def backward(
     say = options(q, size, hidden, log_alpha is not None, weights.anchor1 is not None)
     device = DEVICE[bias.name]
     dread, dwhole, deta, dlog, ddelta, du1 = (torch.empty_like(q, dtype=torch.float32) for _ in range(6))
-    dq, dk, dv, do, late_do, unit, pull, bend = (torch.empty_like(q) for _ in range(8))
+    dq, dk, dv, do, late_do, dx, unit, pull, bend = (torch.empty_like(q) for _ in range(9))
     inverse, mean = torch.empty(2, *q.shape[:2], device=q.device)
     z, slope, curve = (q.new_empty(chunks, heads, hidden, size) for _ in range(3))
     move1, move2 = (q.new_empty(chunks + rows.first.shape[0], heads, hidden, channels) for _ in range(2))
@@ -194,7 +196,7 @@ def backward(
     sizes = (heads, channels, hidden)
     begin_backward[grid](
         eta, log_alpha, saved.u1, saved.scores1, saved.o_q, saved.o_anchor, dy, weights.gain,
-        do, late_do, dscores1, deta, dlog, du1, dgain[0], dshift[0], *places, rows.row, heads, channels, *steps, *decays,
+        do, late_do, dscores1, dx, dlog, dgain[0], dshift[0], *places, rows.row, heads, channels, *steps, *decays,
         ANCHORED=say.anchored, **say.pairs,
     )  # fmt: skip
     states = (saved.starts1, saved.starts2)
@@ -203,19 +205,15 @@ def backward(
         from .resident_reads import read_backward_resident
 
         read_backward_resident[grid](
-            saved.late_q, k, saved.u1, late_do, saved.scores2, dscores1, dscores2, *states, dread, dwhole, du1, *hiddens,
-            *places, rows.row, *sizes, num_warps=8, maxnreg=128,
+            saved.late_q, k, eta, saved.u1, late_do, saved.scores2, dscores1, dscores2, *states, dread, dwhole, dx, du1, *hiddens,
+            *places, rows.row, *sizes, *steps, **FULL,
         )  # fmt: skip
     else:
         read_backward[grid](
-            q, saved.late_q, k, saved.u1, do, late_do, saved.scores2, dscores1, dscores2, *states, *anchors,
-            dread, dq_anchor, dwhole, du1, *hiddens, danchor1, danchor2, *places, rows.row, *sizes,
+            q, saved.late_q, k, eta, saved.u1, do, late_do, saved.scores2, dscores1, dscores2, *states, *anchors,
+            dread, dq_anchor, dwhole, dx, du1, *hiddens, danchor1, danchor2, *places, rows.row, *sizes, *steps,
             ANCHORED=say.anchored, **say.read_backward,
         )  # fmt: skip
-    finish_backward[grid](
-        q, k, eta, log_alpha, dy, dscores2, dread, dq_anchor, dq, dwhole, deta, dlog, *places, rows.row, heads, channels, *steps, *decays,
-        ANCHORED=say.anchored, **say.pairs,
-    )  # fmt: skip
     linearise[grid](
         k, v, delta, saved.o, *norm, unit, pull, bend, inverse, mean, *places, rows.row, heads, channels, *thresholds,
         C=size, DP=say.wide, BIAS=device.gradient, SLOPE=device.slope, P=bias.p, HAS_DELTA=delta is not None, num_warps=4,
@@ -237,7 +235,7 @@ def backward(
     if say.resident and not say.anchored:
         from .resident_reads import write_backward_resident
 
-        write_backward_resident[grid](*vectors, *states, *hiddens, *found, *places, rows.row, *sizes, num_warps=8, maxnreg=128)
+        write_backward_resident[grid](*vectors, *states, *hiddens, *found, *places, rows.row, *sizes, **FULL)
     else:
         write_backward[grid](
             *vectors,
@@ -252,10 +250,10 @@ def backward(
             **say.write_backward,
         )
     gate_backward[grid](
-        k, v, eta, log_alpha, delta, saved.u1, saved.o, *norm, du1, dy1, dy2, dend, dwhole, dk, dv, deta, dlog, ddelta, dgain[1], dshift[1],
-        *places, rows.row, heads, channels, *steps, *decays, *thresholds,
-        C=size, DP=say.wide, BIAS=device.gradient, SLOPE=device.slope, DELTA_SLOPE=device.delta_slope, P=bias.p,
-        HAS_ALPHA=log_alpha is not None, HAS_DELTA=delta is not None, num_warps=4,
+        q, k, v, eta, log_alpha, delta, saved.u1, saved.o, *norm, dy, dscores2, dread, dq_anchor, dx, du1, dy1, dy2, dend, dwhole,
+        dq, dk, dv, deta, dlog, ddelta, dgain[1], dshift[1], *places, rows.row, heads, channels, *steps, *decays, *thresholds,
+        BIAS=device.gradient, SLOPE=device.slope, DELTA_SLOPE=device.delta_slope, P=bias.p,
+        HAS_DELTA=delta is not None, ANCHORED=say.anchored, **say.pairs,
     )  # fmt: skip
     if say.anchored:
         anchor_backward[(rows.first.shape[0], heads, triton.cdiv(hidden, 32))](
@@ -322,7 +320,7 @@ def options(q: Tensor, size: int, hidden: int, decays: bool, anchored: bool) -> 
         and channels <= 64
         and hidden <= 256,
         wide=wide,
-        pairs=shape | paired | alpha | {"BLOCK": min(16, size), "num_warps": 4},
+        pairs=shape | paired | alpha | {"BLOCK": min(16, size)} | PAIRED,
         scan=blocks(128, 8) | fast,
         read=blocks(64, 4) | fast,
         read_backward=blocks(128, 8) | fast,

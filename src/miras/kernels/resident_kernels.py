@@ -120,7 +120,9 @@ def scan_resident(
     if HAS_DELTA:
         fetch(delta_s, delta_ptr + head * D, first, length, stride, D, SINGLES, 64)
     async_copy.commit_group()
-    for n in range(chunks):
+    for step in range(chunks):
+        # the difference is zero, but the compiler does not know: else it keeps a running address for every tensor and spills
+        n = step + gl.load(first_ptr + row) - first
         number = chunk0 + n
         w1_s.slice(0, 128).store(w1a.to(DOT))
         w1_s.slice(128, 128).store(w1b.to(DOT))
@@ -259,7 +261,8 @@ def scan_backward_resident(
     dw1_s.slice(128, 128).store(dw1b.to(DOT))
     chunks = (length + 63) // 64
     for back in range(chunks):
-        n = chunks - 1 - back
+        # the difference is zero, but the compiler does not know: else it keeps a running address for every tensor and spills
+        n = chunks - 1 - back + gl.load(first_ptr + row) - first
         number = chunk0 + n
         save, wide = (number * H + head) * E * D, (number * H + head) * E * 64
         slot = ((number + row) * H + head) * E * D
@@ -278,6 +281,12 @@ def scan_backward_resident(
         fetch(late_u1_s, late_u1_ptr + head * D, begin, count, stride, D, LINES, 64)
         fetch(k_s, k_ptr + head * D, begin, count, stride, D, LINES, 64)
         async_copy.commit_group()
+        there = (t < count)[:, None] & (j < D)[None, :]
+        out = (begin + t)[:, None] * stride + head * D + j[None, :]
+        # early, so that they have arrived when they are needed
+        du1 = gl.load(du1_ptr + out, mask=there, other=0.0)
+        inverse = gl.load(inverse_ptr + (begin + t) * H + head, mask=t < count, other=0.0)
+        mean_cx = gl.load(mean_ptr + (begin + t) * H + head, mask=t < count, other=0.0)
         async_copy.wait_group(1)
         fence_async_shared()
         gl.thread_barrier()
@@ -296,13 +305,9 @@ def scan_backward_resident(
         gl.thread_barrier()
         fetch(slope_s, slope_ptr + wide, 0, E, 64, 64, LINES, 256)
         async_copy.commit_group()
-        there = (t < count)[:, None] & (j < D)[None, :]
-        out = (begin + t)[:, None] * stride + head * D + j[None, :]
-        g += gl.load(du1_ptr + out, mask=there, other=0.0) - late_s.load(CD).to(gl.float32) * dy1
+        g += du1 - late_s.load(CD).to(gl.float32) * dy1
         gl.store(du1_ptr + out, g, mask=there)
         unit, u1 = unit_s.load(CD).to(gl.float32), u1_s.load(CD).to(gl.float32)
-        inverse = gl.load(inverse_ptr + (begin + t) * H + head, mask=t < count, other=0.0)
-        mean_cx = gl.load(mean_ptr + (begin + t) * H + head, mask=t < count, other=0.0)
         total, along, back_u1 = gl.reduce((g, g * unit, g * u1), 1, add3)
         dc = inverse[:, None] * (g - (total / D)[:, None] - unit * (along / D)[:, None])
         f = bend_s.load(CD).to(gl.float32) * dc

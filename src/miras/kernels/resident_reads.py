@@ -121,9 +121,9 @@ def readout_resident(
 
 @gluon.jit
 def read_backward_resident(
-    late_q_ptr, k_ptr, u1_ptr, late_do_ptr, scores2_ptr, dscores1_ptr, dscores2_ptr, starts1_ptr, starts2_ptr,
-    dq_ptr, dk_ptr, du1_ptr, z_ptr, slope_ptr, curve_ptr, move1_ptr, move2_ptr,
-    first_ptr, length_ptr, chunk_ptr, row_ptr, H: gl.constexpr, D: gl.constexpr, E: gl.constexpr,
+    late_q_ptr, k_ptr, eta_ptr, u1_ptr, late_do_ptr, scores2_ptr, dscores1_ptr, dscores2_ptr, starts1_ptr, starts2_ptr,
+    dq_ptr, dk_ptr, dx_ptr, du1_ptr, z_ptr, slope_ptr, curve_ptr, move1_ptr, move2_ptr,
+    first_ptr, length_ptr, chunk_ptr, row_ptr, H: gl.constexpr, D: gl.constexpr, E: gl.constexpr, eta_token, eta_head, eta_d,
 ):
     """``backward_kernels.read_backward`` for a retention without an anchor."""
     DOT: gl.constexpr = k_ptr.dtype.element_ty
@@ -219,7 +219,8 @@ def read_backward_resident(
     out = (begin + t)[:, None] * (H * D) + head * D + c[None, :]
     gl.store(dq_ptr + out, dq, mask=there)
     gl.store(dk_ptr + out, dk, mask=there)
-    gl.store(du1_ptr + out, gl.load(du1_ptr + out, mask=there, other=0.0) + du1, mask=there)
+    eta = gl.load(eta_ptr + (begin + t)[:, None] * eta_token + head * eta_head + c[None, :] * eta_d, mask=there, other=0.0)
+    gl.store(du1_ptr + out, eta * gl.load(dx_ptr + out, mask=there, other=0.0).to(gl.float32) + du1, mask=there)
 
 
 @gluon.jit
