@@ -57,7 +57,7 @@ def explain_deep(spec: Spec, device: torch.device, gradients: bool) -> tuple[Bac
     """What a GPU does with a deep memory, and why."""
     refused = kernels_refuse(spec, device, torch.bfloat16, 64, spec.chunk_size)
     backend: Backend = "torch" if refused else "triton"
-    where = "fused kernels for bf16 and 48 or 64 channels a head, plain PyTorch otherwise"
+    where = "fused kernels for 48, 64, 96 or 128 channels a head, plain PyTorch otherwise"
     where = f"plain PyTorch on {device.type}, since {refused}" if refused else where
     if gradients or find_spec("triton") is None:
         return backend, where

@@ -1,0 +1,250 @@
+"""The fused kernels on a GPU against float64: every dtype, width, chunk and retention they claim, values and all gradients.
+
+    python benchmarks/kernel_numerics.py --out benchmarks/results/kernel-numerics.json
+
+Memory is filled with NaN before every call, so that nothing unwritten passes. Inputs are tame (unit keys, small steps, little
+decay), since the dynamics are chaotic otherwise. A tensor passes when its error, relative to its float64 norm, is at most four
+times that of plain PyTorch with the same rounded inputs, or ``ROUNDED[dtype]``, what rounding the operands of some
+chained products costs. Huber's gradient jumps where an error crosses its threshold; in 16 bits a few errors do, so k, v and delta get
+``KINK`` there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import sys
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+import torch.multiprocessing
+import torch.nn.functional as F
+from provenance import provenance
+from torch import Tensor
+
+from miras import Gates, Spec, algorithm, bias, memorize, memory, presets, retention
+
+ROUNDED = {torch.bfloat16: 2e-2, torch.float16: 4e-3, torch.float32: 1e-4}
+KINK = 0.12
+
+
+class Inputs(NamedTuple):
+    """The leaves of one call, in float64."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    gates: dict[str, Tensor]
+    weights: tuple[Tensor, ...]
+    norm: tuple[Tensor, Tensor]
+
+
+def draw(
+    spec: Spec, B: int, T: int, H: int, D: int, *, channelwise: bool = True, decay: float = 2e-3, step: float = 0.02
+) -> Inputs:
+    """Fresh random leaves whose tokens are exact in bfloat16."""
+    width = (B, T, H, D) if channelwise else (B, T, H)
+    vary = lambda value: value * (0.5 + torch.rand(width, device="cuda"))  # noqa: E731
+    made = {"eta": vary(step), "log_alpha": vary(-decay), "delta": vary(1.0), "mu": 0.5 * torch.rand(B, T, H, device="cuda")}
+    if "mu" in {gate.name for gate in spec.gates}:
+        made["log_alpha"] = made["log_alpha"].mean(-1) if channelwise else made["log_alpha"]
+    tokens = [torch.randn(B, T, H, D, device="cuda") for _ in range(3)]
+    q, k, v = F.normalize(tokens[0], dim=-1), F.normalize(tokens[1], dim=-1), tokens[2]
+    weights = tuple(torch.randn(H, *shape, device="cuda").double() for shape in spec.memory.shapes(D, D))
+    norm = (1 + 0.1 * torch.randn(H, D, device="cuda").double(), 0.1 * torch.randn(H, D, device="cuda").double())
+    wanted = {gate.name for gate in spec.gates}
+    return Inputs(
+        *(x.bfloat16().double() for x in (q, k, v)), {n: x.double() for n, x in made.items() if n in wanted}, weights, norm
+    )
+
+
+def call(spec: Spec, given: Inputs, dtype: torch.dtype, backend: str, size: int, bounds: Tensor | None) -> dict[str, Tensor]:
+    """y, the outgoing weights and the gradients of everything, from a loss of all outputs."""
+    wide = torch.float64 if dtype == torch.float64 else torch.float32
+    leaf = lambda x, kind: x.to(kind).requires_grad_()  # noqa: E731
+    named = {name: leaf(getattr(given, name), dtype) for name in "qkv"} | {n: leaf(x, wide) for n, x in given.gates.items()}
+    named |= {f"W{i + 1}": leaf(x, wide) for i, x in enumerate(given.weights)}
+    named |= {"gain": leaf(given.norm[0], wide), "shift": leaf(given.norm[1], wide)}
+    gates = Gates(**{n: named[n] for n in given.gates})
+    weights = tuple(named[f"W{i + 1}"] for i in range(len(given.weights)))
+    y, state = memorize(
+        spec, named["q"], named["k"], named["v"], gates, weights=weights, norm=(named["gain"], named["shift"]),
+        chunk_size=size, backend=backend, cu_seqlens=bounds,
+    )  # fmt: skip
+    mark = torch.Generator("cuda").manual_seed(1)
+    outputs = (y, *state.weights)
+    loss = sum((x.double() * torch.randn(x.shape, generator=mark, device="cuda")).sum() / x.norm().double() for x in outputs)
+    grads = torch.autograd.grad(loss, list(named.values()))
+    found = (
+        {"y": y}
+        | {f"W{i + 1}_T": w for i, w in enumerate(state.weights)}
+        | {f"d{n}": g for n, g in zip(named, grads, strict=True)}
+    )
+    return {name: x.detach() for name, x in found.items()}
+
+
+def poison() -> None:
+    """Leave NaN in the memory that the next call is given."""
+    torch.full((2**27,), torch.nan, device="cuda")
+
+
+def errors(found: dict[str, Tensor], exact: dict[str, Tensor]) -> dict[str, float]:
+    """Relative to the float64 norm."""
+    return {n: float((found[n].double() - x).norm() / x.norm().clamp_min(1e-30)) for n, x in exact.items()}
+
+
+def case(
+    name: str, spec: Spec, dtype: torch.dtype, D: int, size: int, *, T: int = 211, bounds: list[int] | None = None, **draws: Any
+) -> dict[str, Any]:
+    """One comparison."""
+    given = draw(spec, 1 if bounds else 2, T, 2, D, **draws)
+    cut = None if bounds is None else torch.tensor(bounds, device="cuda")
+    exact = call(spec, given, torch.float64, "torch", size, cut)
+    plain = errors(call(spec, given, dtype, "torch", size, cut), exact)
+    poison()
+    fused = errors(call(spec, given, dtype, "triton", size, cut), exact)
+    kinked = isinstance(spec.bias, bias.Huber) and dtype != torch.float32
+    limit = {n: max(4 * plain[n], KINK if kinked and n in ("dk", "dv", "ddelta") else ROUNDED[dtype]) for n in exact}
+    bad = {n: e for n, e in fused.items() if not e <= limit[n]}
+    return {
+        "case": name,
+        "dtype": str(dtype),
+        "D": D,
+        "chunk": size,
+        "passed": not bad,
+        "fused": fused,
+        "plain": plain,
+        "bad": bad,
+    }
+
+
+def squared(anchor: bool = False) -> Spec:
+    """Titans' memory without momentum: no kink anywhere."""
+    kept = retention.L2(at="previous", anchor=anchor)
+    return Spec(memory=memory.MLP(), bias=bias.L2(), retention=kept, algorithm=algorithm.GradientDescent())
+
+
+def cases() -> list[tuple[tuple[Any, ...], dict[str, Any]]]:
+    """Every dtype, width and chunk size, plain and anchored; then biases, gates, packed sequences, the gates' ends."""
+    found: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
+    for dtype, D, size, anchor in itertools.product(ROUNDED, (128, 96, 64, 48), (64, 32, 16), (True, False)):
+        found.append((("anchored" if anchor else "plain", squared(anchor), dtype, D, size), {}))
+    cubed = Spec(
+        memory=memory.MLP(), bias=bias.Lp(p=3), retention=retention.L2(at="previous"), algorithm=algorithm.GradientDescent()
+    )
+    named = {"yaad": presets.yaad(), "yaad anchored": presets.yaad(anchor=True), "l_p": cubed, "ttt_mlp": presets.ttt_mlp()}
+    ends = {"alpha 1e-4": {"decay": 9.2}, "alpha 1": {"decay": 0.0}, "eta 0": {"step": 0.0}}
+    for dtype in ROUNDED:
+        found += [((name, spec, dtype, 64, 64), {}) for name, spec in named.items()]
+        found.append((("scalar gates", presets.yaad(), dtype, 64, 64), {"channelwise": False}))
+        for name, spec in (("packed", squared()), ("packed anchored", squared(True))):
+            found.append(((name, spec, dtype, 64, 64), {"T": 300, "bounds": [0, 1, 65, 129, 300]}))
+        found += [((f"one chunk, {name}", squared(), dtype, 64, 64), {"T": 64} | changed) for name, changed in ends.items()]
+    return found
+
+
+def tried(case_of: tuple[tuple[Any, ...], dict[str, Any]]) -> dict[str, Any]:
+    """A case, or why it did not run."""
+    arguments, options = case_of
+    name, _, dtype, D, size = arguments
+    torch.manual_seed(0)
+    try:
+        return case(*arguments, **options)
+    except Exception as error:
+        return {
+            "case": name, "dtype": str(dtype), "D": D, "chunk": size, "passed": False, "bad": {}, "error": repr(error)[:300]
+        }  # fmt: skip
+
+
+def told(row: dict[str, Any]) -> None:
+    """One line a case."""
+    worst, error = max(row.get("fused", {"-": 0.0}).items(), key=lambda item: item[1])
+    mark = "ok  " if row["passed"] else "FAIL"
+    place = f"{row['dtype'][6:]:9s} D={row['D']:<4d} C={row['chunk']:<3d}"
+    print(f"{mark} {row['case']:28s} {place} worst {worst} {error:.1e}", row.get("error", ""), row["bad"] or "", flush=True)
+
+
+def extremes() -> dict[str, Any]:
+    """Gates at their ends over many chunks: finite, values and gradients."""
+    found = {}
+    for name, changes in {
+        "alpha 1e-4": {"log_alpha": -9.2}, "alpha 1": {"log_alpha": 0.0}, "eta 0": {"eta": 0.0},
+        "delta 0": {"delta": 0.0}, "delta inf": {"delta": torch.inf},
+    }.items():  # fmt: skip
+        given = draw(presets.yaad(), 2, 1000, 2, 64)
+        gates = {n: torch.full_like(x, changes[n]) if n in changes else x for n, x in given.gates.items()}
+        out = call(presets.yaad(), given._replace(gates=gates), torch.bfloat16, "triton", 64, None)
+        found[name] = all(bool(x.isfinite().all()) for x in out.values())
+    return found
+
+
+def repeated() -> bool:
+    """Two runs give the same bits."""
+    given = draw(presets.yaad(), 4, 1000, 4, 64)
+    first, second = (call(presets.yaad(), given, torch.bfloat16, "triton", 64, None) for _ in range(2))
+    return all(torch.equal(x, second[name]) for name, x in first.items())
+
+
+def million() -> dict[str, Any]:
+    """2^20 tokens through one state, in one call (its kept weights need 64-bit addresses) and in 16: finite, and the same."""
+    spec, H, D, T = presets.yaad(anchor=True), 16, 64, 2**20
+    weights = tuple(torch.randn(H, *shape, device="cuda") for shape in spec.memory.shapes(D, D))
+
+    def piece(left: int, right: int) -> tuple[Tensor, Tensor, Tensor, Gates]:
+        """Tokens and gates that depend on their place alone."""
+        made = []
+        for block in range(left, right, 2**16):
+            g = torch.Generator("cuda").manual_seed(block)
+            q, k, v = (torch.randn(1, 2**16, H, D, device="cuda", generator=g).bfloat16() for _ in range(3))
+            made.append((F.normalize(q, dim=-1), F.normalize(k, dim=-1), v))
+        q, k, v = (torch.cat(x, 1) for x in zip(*made, strict=True))
+        shape = (1, right - left, H)
+        gates = (torch.full(shape, value, device="cuda") for value in (0.02, -2e-3, 1.0))
+        return q, k, v, Gates(**dict(zip(("eta", "log_alpha", "delta"), gates, strict=True)))
+
+    with torch.no_grad():
+        q, k, v, gates = piece(0, T)
+        y, whole = memorize(spec, q, k, v, gates, weights=weights, chunk_size=64, backend="triton")
+        finite = bool(y.isfinite().all())
+        last = y[:, -64:].clone()
+        del q, k, v, gates, y
+        state = None
+        for left in range(0, T, 2**16):
+            tokens = piece(left, left + 2**16)
+            start = {"weights": weights} if state is None else {"state": state}
+            y, state = memorize(spec, *tokens, chunk_size=64, backend="triton", **start)
+    same = float((state.weights[0] - whole.weights[0]).norm() / whole.weights[0].norm())
+    return {"finite": finite, "whole against 16 pieces, W1": same, "last chunk equal": bool(torch.equal(last, y[:, -64:]))}
+
+
+def main() -> int:
+    """Run it all, write what was found, fail if anything did."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=Path("benchmarks/results/kernel-numerics.json"))
+    parser.add_argument("--workers", type=int, default=12, help="processes that compile and compare side by side")
+    options = parser.parse_args()
+    if not torch.cuda.is_available():
+        parser.error("this needs an NVIDIA GPU")
+    torch.manual_seed(0)
+    rows = []
+    with ProcessPoolExecutor(options.workers, mp_context=torch.multiprocessing.get_context("spawn")) as pool:
+        for row in pool.map(tried, cases()):
+            told(row)
+            rows.append(row)
+    results = {
+        "provenance": provenance(), "gpu": torch.cuda.get_device_name(), "command": " ".join(sys.argv), "cases": rows,
+        "finite at the gates' ends": extremes(), "same bits twice": repeated(), "a million tokens": million(),
+    }  # fmt: skip
+    options.out.parent.mkdir(parents=True, exist_ok=True)
+    options.out.write_text(json.dumps(results, indent=1))
+    failed = [row for row in rows if not row["passed"]]
+    print(json.dumps({k: v for k, v in results.items() if k not in ("cases", "provenance")}, indent=1))
+    print(f"{len(rows) - len(failed)} of {len(rows)} cases pass")
+    return len(failed) > 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
