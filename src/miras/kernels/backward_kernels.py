@@ -310,55 +310,74 @@ def write_backward(
 
 
 @triton.jit
+def finish_backward(
+    q_ptr, k_ptr, eta_ptr, log_alpha_ptr, dy_ptr, dscores2_ptr, dread_ptr, dq_anchor_ptr, dq_ptr, dwrite_ptr, dlog_ptr,
+    first_ptr, length_ptr, chunk_ptr, row_ptr, H: tl.constexpr, D: tl.constexpr,
+    eta_token, eta_head, eta_d, alpha_token, alpha_head, alpha_d,
+    C: tl.constexpr, DP: tl.constexpr, BLOCK: tl.constexpr,
+    HAS_ALPHA: tl.constexpr, ANCHORED: tl.constexpr, DOT: tl.constexpr, PRECISION: tl.constexpr,
+):
+    """The inner layer's scores backwards: dq whole, and what arrives at the writes eta_i k_i; ``dread`` is what arrives at b_t q_t."""
+    number, head = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
+    d, t = tl.arange(0, DP), tl.arange(0, C)
+    _, token, there = place(number, row_ptr, first_ptr, length_ptr, chunk_ptr, t, C)
+    there_d = there[:, None] & (d[None, :] < D)
+    out = token[:, None] * H * D + head * D + d[None, :]
+    ds2 = tl.load(dscores2_ptr + (number * H + head) * C * C + t[:, None] * C + t[None, :]).to(tl.float32)
+    q, dq = tile(q_ptr, token, head, d, H, D, there), tile(dread_ptr, token, head, d, H, D, there)
+    write = rows(eta_ptr, token, head, d, eta_token, eta_head, eta_d, there, D) * tile(k_ptr, token, head, d, H, D, there)
+    if HAS_ALPHA:
+        total = tl.cumsum(rows(log_alpha_ptr, token, head, d, alpha_token, alpha_head, alpha_d, there, D), 0)
+        dq = tl.exp(total) * dq + decayed_values(ds2, write, total, t, DOT, PRECISION, C, BLOCK)
+        dwrite = transposed_values(ds2, q, total, t, DOT, PRECISION, C, BLOCK)
+        dlog = tile(dlog_ptr, token, head, d, H, D, there) + q * dq - write * dwrite
+        if ANCHORED:
+            dq_anchor = tile(dq_anchor_ptr, token, head, d, H, D, there)
+            pulled = tl.exp(total) * dq_anchor
+            dlog -= q * pulled
+            dq += dq_anchor - pulled
+        tl.store(dlog_ptr + out, dlog, mask=there_d)
+    else:
+        dq += tl.dot(ds2.to(DOT), write.to(DOT), input_precision=PRECISION)
+        dwrite = tl.dot(tl.trans(ds2.to(DOT)), q.to(DOT), input_precision=PRECISION)
+    tl.store(dq_ptr + out, dq + tile(dy_ptr, token, head, d, H, D, there), mask=there_d)
+    tl.store(dwrite_ptr + out, dwrite, mask=there_d)
+
+
+@triton.jit
 def gate_backward(
-    q_ptr, k_ptr, v_ptr, eta_ptr, log_alpha_ptr, delta_ptr, u1_ptr, o_ptr, gain_ptr, shift_ptr,
-    dy_ptr, dscores2_ptr, dread_ptr, dq_anchor_ptr, dx_ptr, du1_ptr, dy1_ptr, dy2_ptr, dend_ptr, dwhole_ptr,
-    dq_ptr, dk_ptr, dv_ptr, deta_ptr, dlog_ptr, ddelta_ptr, dgain_ptr, dshift_ptr,
+    k_ptr, v_ptr, eta_ptr, log_alpha_ptr, delta_ptr, u1_ptr, o_ptr, gain_ptr, shift_ptr,
+    dwrite_ptr, dx_ptr, du1_ptr, dy1_ptr, dy2_ptr, dend_ptr, dwhole_ptr,
+    dk_ptr, dv_ptr, deta_ptr, dlog_ptr, ddelta_ptr, dgain_ptr, dshift_ptr,
     first_ptr, length_ptr, chunk_ptr, row_ptr, H: tl.constexpr, D: tl.constexpr,
     eta_token, eta_head, eta_d, alpha_token, alpha_head, alpha_d, delta_token, delta_head, delta_d,
-    C: tl.constexpr, DP: tl.constexpr, BLOCK: tl.constexpr, BIAS: tl.constexpr, SLOPE: tl.constexpr, DELTA_SLOPE: tl.constexpr, P: tl.constexpr,
-    HAS_ALPHA: tl.constexpr, HAS_DELTA: tl.constexpr, ANCHORED: tl.constexpr, DOT: tl.constexpr, PRECISION: tl.constexpr,
+    C: tl.constexpr, DP: tl.constexpr, BIAS: tl.constexpr, SLOPE: tl.constexpr, DELTA_SLOPE: tl.constexpr, P: tl.constexpr,
+    HAS_ALPHA: tl.constexpr, HAS_DELTA: tl.constexpr,
 ):
-    """What remains, chunk by chunk: the inner layer's scores, the writes' vectors and the bias, backwards to tokens and gates.
+    """Channel by channel: from the writes to dk, d eta and d log alpha, from du1 to the bias's arguments and the norm.
 
-    ``dread`` is what arrives at b_t q_t, ``dwhole`` dk so far, ``dlog`` holds the outer read's share of dL.
+    ``dwhole`` is dk so far, ``dlog`` holds the reads' share of dL.
     """
     number, head = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
     d, t = tl.arange(0, DP), tl.arange(0, C)
     _, token, there = place(number, row_ptr, first_ptr, length_ptr, chunk_ptr, t, C)
     there_d = there[:, None] & (d[None, :] < D)
     out = token[:, None] * H * D + head * D + d[None, :]
-    # through the scores: write_i = eta_i k_i
-    ds2 = tl.load(dscores2_ptr + (number * H + head) * C * C + t[:, None] * C + t[None, :]).to(tl.float32)
-    q, k = tile(q_ptr, token, head, d, H, D, there), tile(k_ptr, token, head, d, H, D, there)
+    # eta_i k_i and x_i = eta_i u1_i in the chunk, late_i k_i and late_i u1_i at its end
+    k, u1 = tile(k_ptr, token, head, d, H, D, there), tile(u1_ptr, token, head, d, H, D, there)
     eta = rows(eta_ptr, token, head, d, eta_token, eta_head, eta_d, there, D)
-    dq = tile(dread_ptr, token, head, d, H, D, there)
-    if HAS_ALPHA:
-        log_alpha = rows(log_alpha_ptr, token, head, d, alpha_token, alpha_head, alpha_d, there, D)
-        total, end = tl.cumsum(log_alpha, 0), tl.sum(log_alpha, 0)
-        dq = tl.exp(total) * dq + decayed_values(ds2, eta * k, total, t, DOT, PRECISION, C, BLOCK)
-        dwrite = transposed_values(ds2, q, total, t, DOT, PRECISION, C, BLOCK)
-        dlog = tile(dlog_ptr, token, head, d, H, D, there) + q * dq - eta * k * dwrite
-        if ANCHORED:
-            dq_anchor = tile(dq_anchor_ptr, token, head, d, H, D, there)
-            pulled = tl.exp(total) * dq_anchor
-            dlog -= q * pulled
-            dq += dq_anchor - pulled
-    else:
-        dq += tl.dot(ds2.to(DOT), (eta * k).to(DOT), input_precision=PRECISION)
-        dwrite = tl.dot(tl.trans(ds2.to(DOT)), q.to(DOT), input_precision=PRECISION)
-    tl.store(dq_ptr + out, dq + tile(dy_ptr, token, head, d, H, D, there), mask=there_d)
-    # through the writes: x_i = eta_i u1_i in the chunk, late_i u1_i and late_i k_i at its end
-    u1, dx = tile(u1_ptr, token, head, d, H, D, there), tile(dx_ptr, token, head, d, H, D, there)
+    dwrite, dx = tile(dwrite_ptr, token, head, d, H, D, there), tile(dx_ptr, token, head, d, H, D, there)
     dy2 = tile(dy2_ptr, token, head, d, H, D, there)
     dlate = u1 * tile(dy1_ptr, token, head, d, H, D, there) + k * dy2
     deta = k * dwrite + u1 * dx
     late = eta
     if HAS_ALPHA:
-        left = tl.exp(end[None, :] - total)
+        log_alpha = rows(log_alpha_ptr, token, head, d, alpha_token, alpha_head, alpha_d, there, D)
+        end = tl.sum(log_alpha, 0)
+        left = tl.exp(end[None, :] - tl.cumsum(log_alpha, 0))
         late = eta * left
         deta += left * dlate
-        dlog -= eta * u1 * dx + late * dlate
+        dlog = tile(dlog_ptr, token, head, d, H, D, there) - eta * u1 * dx - late * dlate
         dend = tl.exp(end) * tl.load(dend_ptr + (number * H + head) * D + d, mask=d < D, other=0.0) + tl.sum(late * dlate, 0)
         # the sum over a chunk's later tokens turns dL into d log alpha; the chunk's end is every token's
         tl.store(dlog_ptr + out, tl.sum(dlog, 0)[None, :] - tl.cumsum(dlog, 0) + dlog + dend[None, :], mask=there_d)
@@ -366,7 +385,6 @@ def gate_backward(
         deta += dlate
     tl.store(deta_ptr + out, deta, mask=there_d)
     dk = tile(dwhole_ptr, token, head, d, H, D, there) + eta * dwrite + late * dy2
-    # through the error
     gain = tl.load(gain_ptr + head * D + d, mask=d < D, other=0.0)[None, :]
     shift = tl.load(shift_ptr + head * D + d, mask=d < D, other=0.0)[None, :]
     unit, inverse = standardise(tile(o_ptr, token, head, d, H, D, there), d, D)

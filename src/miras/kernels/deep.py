@@ -17,6 +17,7 @@ from torch import Tensor
 from .backward_kernels import (
     anchor_backward,
     begin_backward,
+    finish_backward,
     gate_backward,
     linearise,
     read_backward,
@@ -28,7 +29,6 @@ from .forward_kernels import finish, prepare, readout, scan
 
 # as many registers a thread as let two programs of eight warps share a multiprocessor
 FULL = {"num_warps": 8, "maxnreg": 128}
-PAIRED = {"num_warps": 4}
 # Gluon is experimental: its kernels run where they were compared
 RESIDENT = triton.__version__.startswith("3.6.") and torch.cuda.is_available() and torch.cuda.get_device_capability() == (9, 0)
 INTERPRETED = os.environ.get("TRITON_INTERPRET", "0") == "1"
@@ -182,7 +182,7 @@ def backward(
     say = options(q, size, hidden, log_alpha is not None, weights.anchor1 is not None)
     device = DEVICE[bias.name]
     dread, dwhole, deta, dlog, ddelta, du1 = (torch.empty_like(q, dtype=torch.float32) for _ in range(6))
-    dq, dk, dv, do, late_do, dx, unit, pull, bend = (torch.empty_like(q) for _ in range(9))
+    dq, dk, dv, do, late_do, dx, dwrite, unit, pull, bend = (torch.empty_like(q) for _ in range(10))
     inverse, mean = torch.empty(2, *q.shape[:2], device=q.device)
     z, slope, curve = (q.new_empty(chunks, heads, hidden, size) for _ in range(3))
     move1, move2 = (q.new_empty(chunks + rows.first.shape[0], heads, hidden, channels) for _ in range(2))
@@ -214,6 +214,10 @@ def backward(
             dread, dq_anchor, dwhole, dx, du1, *hiddens, danchor1, danchor2, *places, rows.row, *sizes, *steps,
             ANCHORED=say.anchored, **say.read_backward,
         )  # fmt: skip
+    finish_backward[grid](
+        q, k, eta, log_alpha, dy, dscores2, dread, dq_anchor, dq, dwrite, dlog, *places, rows.row, heads, channels, *steps, *decays,
+        ANCHORED=say.anchored, **say.pairs,
+    )  # fmt: skip
     linearise[grid](
         k, v, delta, saved.o, *norm, unit, pull, bend, inverse, mean, *places, rows.row, heads, channels, *thresholds,
         C=size, DP=say.wide, BIAS=device.gradient, SLOPE=device.slope, P=bias.p, HAS_DELTA=delta is not None, num_warps=4,
@@ -250,10 +254,10 @@ def backward(
             **say.write_backward,
         )
     gate_backward[grid](
-        q, k, v, eta, log_alpha, delta, saved.u1, saved.o, *norm, dy, dscores2, dread, dq_anchor, dx, du1, dy1, dy2, dend, dwhole,
-        dq, dk, dv, deta, dlog, ddelta, dgain[1], dshift[1], *places, rows.row, heads, channels, *steps, *decays, *thresholds,
-        BIAS=device.gradient, SLOPE=device.slope, DELTA_SLOPE=device.delta_slope, P=bias.p,
-        HAS_DELTA=delta is not None, ANCHORED=say.anchored, **say.pairs,
+        k, v, eta, log_alpha, delta, saved.u1, saved.o, *norm, dwrite, dx, du1, dy1, dy2, dend, dwhole,
+        dk, dv, deta, dlog, ddelta, dgain[1], dshift[1], *places, rows.row, heads, channels, *steps, *decays, *thresholds,
+        C=size, DP=say.wide, BIAS=device.gradient, SLOPE=device.slope, DELTA_SLOPE=device.delta_slope, P=bias.p,
+        HAS_ALPHA=log_alpha is not None, HAS_DELTA=delta is not None, num_warps=say.pairs["num_warps"],
     )  # fmt: skip
     if say.anchored:
         anchor_backward[(rows.first.shape[0], heads, triton.cdiv(hidden, 32))](
@@ -299,8 +303,9 @@ def options(q: Tensor, size: int, hidden: int, decays: bool, anchored: bool) -> 
     dtype, channels = q.dtype, q.shape[2]
     wide = triton.next_power_of_2(channels)
     exact, large = dtype == torch.float32, wide > 64
-    shape = {"C": size, "DP": wide}
-    products = {"DOT": DOTS[dtype], "PRECISION": "ieee" if exact else "tf32"}
+    shape, warps = {"C": size, "DP": wide}, 8 if large else 4
+    # three products of rounded numbers are as good as one in float32, and the matrix units do them
+    products = {"DOT": DOTS[dtype], "PRECISION": "tf32" if not exact else "ieee" if INTERPRETED else "tf32x3"}
     # float16 has no room for the exponents that split a decay between two tokens
     paired = products | ({"DOT": tl.float32} if dtype == torch.float16 else {})
 
@@ -320,9 +325,9 @@ def options(q: Tensor, size: int, hidden: int, decays: bool, anchored: bool) -> 
         and channels <= 64
         and hidden <= 256,
         wide=wide,
-        pairs=shape | paired | alpha | {"BLOCK": min(16, size)} | PAIRED,
+        pairs=shape | paired | alpha | {"BLOCK": min(16, size), "num_warps": warps},
         scan=blocks(128, 8) | fast,
-        read=blocks(64, 4) | fast,
+        read=blocks(128, 8) | fast if large else blocks(64, 4) | fast,
         read_backward=blocks(128, 8) | fast,
         scan_backward=blocks(128, 8),
         write_backward=blocks(128, 8),

@@ -93,7 +93,9 @@ def readout_resident(
     fetch(s2_s, scores2_ptr + square, 0, 64, 64, 64, LINES)
     async_copy.commit_group()
     o, scores = gl.zeros([64, 64], gl.float32, L), gl.zeros([64, 64], gl.float32, L)
-    for i in range((E + 63) // 64):
+    for block in range((E + 63) // 64):
+        # the difference is zero, but the compiler does not know: else it keeps a running address for every tensor and spills
+        i = block + gl.load(row_ptr + number) - row
         ready()
         z, slope = gelu_slope(product(w2_s, key_s.permute((1, 0)), L))
         z_s.store(z.to(DOT))
