@@ -1,9 +1,14 @@
 """The fused kernels beside the plain chunk form, flash attention, fla and titans-pytorch, on one GPU in one run.
 
-    python benchmarks/kernels.py --out benchmarks/results/kernels-h200.json
+    python benchmarks/kernels.py --out benchmarks/results/kernels.json
 
-Medians by CUDA events, peak memory, and ratios to fla's delta rule where fla is importable (its path may be given by
-PYTHONPATH). fla autotunes for minutes, so it runs in a process of its own, which is given up after ``--patience`` seconds.
+Medians by CUDA events, peak memory, achieved TFLOP/s and their share of a measured matrix product, ratios to fla's delta rule
+where fla is importable (its path may be given by PYTHONPATH); then time against length at a fixed number of tokens, and a plot of
+it. fla tunes itself for minutes, so it runs in a process of its own, which is given up after ``--patience`` seconds; so does
+titans-pytorch.
+
+The arithmetic counted is what the chunk form needs, with nothing recomputed: 7 products of C x E x D, 2 of C x C x E and 2 of C x C x D a
+chunk and head forwards, twice that backwards.
 """
 
 from __future__ import annotations
@@ -21,26 +26,42 @@ import torch.nn.functional as F
 from provenance import provenance
 from torch import Tensor
 
-from miras import Gates, Spec, algorithm, bias, memorize, memory, presets, retention
+from miras import Gates, Spec, memorize, presets
 
-FLA = """
+Sizes = tuple[int, int, int, int]
+CHUNK = 64
+
+OTHERS = """
 import json, sys, warnings
 warnings.simplefilter("ignore")
 import torch, triton
 import torch.nn.functional as F
-from fla.ops.delta_rule import chunk_delta_rule
-B, T, H, D = map(int, sys.argv[1:5])
-q, k, v = (torch.randn(B, T, H, D, device="cuda", dtype=torch.bfloat16) for _ in range(3))
-k = F.normalize(k.float(), dim=-1).bfloat16()
-beta = torch.rand(B, T, H, device="cuda", dtype=torch.bfloat16)
-for x in (q, k, v, beta): x.requires_grad_()
-def forward(): return chunk_delta_rule(q, k, v, beta)[0]
-def both():
-    out = forward()
-    torch.autograd.grad(out, (q, k, v, beta), torch.ones_like(out))
-bench = lambda f: triton.testing.do_bench(f, warmup=25, rep=100, return_mode="median")
-with torch.no_grad(): f = bench(forward)
-print(json.dumps({"forward_ms": f, "forward_backward_ms": bench(both)}))
+which, sizes = sys.argv[1], json.loads(sys.argv[2])
+def measured(forward, leaves):
+    def both():
+        out = forward()
+        torch.autograd.grad(out, leaves, torch.ones_like(out))
+    bench = lambda f: triton.testing.do_bench(f, warmup=25, rep=100, return_mode="median")
+    both()
+    torch.cuda.synchronize(); torch.cuda.reset_peak_memory_stats(); before = torch.cuda.memory_allocated()
+    both(); torch.cuda.synchronize()
+    peak = (torch.cuda.max_memory_allocated() - before) / 2**30
+    with torch.no_grad(): f = bench(forward)
+    return {"forward_ms": f, "forward_backward_ms": bench(both), "peak_gib": peak}
+for B, T, H, D in sizes:
+    make = lambda: torch.randn(B, T, H, D, device="cuda", dtype=torch.bfloat16)
+    q, k, v = make(), F.normalize(make().float(), dim=-1).bfloat16(), make()
+    beta = torch.rand(B, T, H, device="cuda", dtype=torch.bfloat16)
+    leaves = [x.requires_grad_() for x in (q, k, v, beta)]
+    if which == "delta":
+        from fla.ops.delta_rule import chunk_delta_rule
+        print(json.dumps(measured(lambda: chunk_delta_rule(q, k, v, beta)[0], leaves)), flush=True)
+    else:
+        from titans_pytorch import NeuralMemory
+        from titans_pytorch.memory_models import MemoryMLP
+        memory = NeuralMemory(dim=H * D, dim_head=D, heads=H, chunk_size=64, batch_size=64, model=MemoryMLP(D, depth=2)).cuda().bfloat16()
+        x = torch.randn(B, T, H * D, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+        print(json.dumps(measured(lambda: memory(x)[0], [x])), flush=True)
 """
 
 
@@ -52,95 +73,180 @@ def measured(call: Callable[[], Tensor], leaves: list[Tensor]) -> dict[str, floa
         y = call()
         torch.autograd.grad(y, leaves, torch.ones_like(y))
 
-    with torch.no_grad():
-        forward = do_bench(call, warmup=25, rep=100, return_mode="median")
+    both()
+    torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
-    total = do_bench(both, warmup=25, rep=100, return_mode="median")
+    both()
+    torch.cuda.synchronize()
     peak = (torch.cuda.max_memory_allocated() - before) / 2**30
-    return {"forward_ms": forward, "forward_backward_ms": total, "peak_gib": peak}
+    with torch.no_grad():
+        forward = do_bench(call, warmup=25, rep=100, return_mode="median")
+    return {
+        "forward_ms": forward,
+        "forward_backward_ms": do_bench(both, warmup=25, rep=100, return_mode="median"),
+        "peak_gib": peak,
+    }
 
 
-def memory_case(spec: Spec, backend: str, sizes: tuple[int, int, int, int]) -> dict[str, float]:
+def flops(B: int, T: int, H: int, D: int) -> float:
+    """What a forward pass of the chunk form needs."""
+    C, E = CHUNK, 4 * D
+    return B * T / C * H * 2 * (7 * C * E * D + 2 * C * C * E + 2 * C * C * D)
+
+
+def memory_case(spec: Spec, backend: str, sizes: Sizes, channelwise: bool = True) -> dict[str, float]:
     """A deep memory at given sizes, in bf16, in the tame regime: small steps, little decay, unit weights."""
     B, T, H, D = sizes
     q, k = (F.normalize(torch.randn(B, T, H, D, device="cuda"), dim=-1).bfloat16().requires_grad_() for _ in range(2))
     v = torch.randn(B, T, H, D, device="cuda", dtype=torch.bfloat16, requires_grad=True)
     wanted = {gate.name for gate in spec.gates}
+    wide, single = ((B, T, H, D) if channelwise else (B, T, H)), (B, T, H)
     made = {
-        "eta": 0.01 * torch.rand(B, T, H, D, device="cuda"),
-        "log_alpha": -1e-3 * torch.rand(B, T, H, D, device="cuda"),
-        "delta": torch.full((B, T, H, D), 4.0, device="cuda"),
+        "eta": 0.01 * torch.rand(wide, device="cuda"),
+        "log_alpha": -1e-3 * torch.rand(single if "mu" in wanted else wide, device="cuda"),
+        "delta": torch.full(wide, 4.0, device="cuda"),
+        "mu": 0.5 * torch.rand(single, device="cuda"),
     }
     gates = Gates(**{name: gate.requires_grad_() for name, gate in made.items() if name in wanted})
     weights = tuple(torch.randn(H, *shape, device="cuda", requires_grad=True) for shape in spec.memory.shapes(D, D))
     leaves = [q, k, v, *(g for g in gates if g is not None), *weights]
-    return measured(lambda: memorize(spec, q, k, v, gates, weights=weights, chunk_size=64, backend=backend)[0], leaves)
+    row = measured(lambda: memorize(spec, q, k, v, gates, weights=weights, chunk_size=CHUNK, backend=backend)[0], leaves)
+    needed = flops(*sizes)
+    rates = {
+        "forward_tflops": needed / row["forward_ms"] / 1e9,
+        "forward_backward_tflops": 3 * needed / row["forward_backward_ms"] / 1e9,
+    }
+    return row | rates
 
 
-def attention_case(sizes: tuple[int, int, int, int]) -> dict[str, float]:
+def attention_case(sizes: Sizes) -> dict[str, float]:
     """Torch's flash attention, causal."""
     B, T, H, D = sizes
     q, k, v = (torch.randn(B, H, T, D, device="cuda", dtype=torch.bfloat16, requires_grad=True) for _ in range(3))
     return measured(lambda: F.scaled_dot_product_attention(q, k, v, is_causal=True), [q, k, v])
 
 
-def fla_case(sizes: tuple[int, int, int, int], patience: int) -> dict[str, Any]:
-    """fla's delta rule, in a process of its own."""
-    command = [sys.executable, "-c", FLA, *map(str, sizes)]
+def ceiling() -> float:
+    """TFLOP/s of one large matrix product in bf16."""
+    from triton.testing import do_bench
+
+    a, b = (torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16) for _ in range(2))
+    return 2 * 8192**3 / do_bench(lambda: a @ b, return_mode="median") / 1e9
+
+
+def others(which: str, sizes: list[Sizes], patience: int) -> list[dict[str, Any]]:
+    """fla's delta rule or titans-pytorch, in a process of its own: a row for each of the sizes, or why there is none."""
+    command = [sys.executable, "-c", OTHERS, which, json.dumps(sizes)]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=patience)
-    except subprocess.TimeoutExpired:
-        return {"missing": f"gave up after {patience} s of autotuning"}
-    if done.returncode:
-        return {"missing": (done.stderr.strip().splitlines() or ["failed"])[-1]}
-    found: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
-    return found
+        lines, why = done.stdout.strip().splitlines(), (done.stderr.strip().splitlines() or ["failed"])[-1]
+    except subprocess.TimeoutExpired as late:
+        lines, why = (late.stdout or b"").decode().strip().splitlines(), f"gave up after {patience} s"
+    found: list[dict[str, Any]] = [json.loads(line) for line in lines if line.startswith("{")]
+    return found + [{"missing": why}] * (len(sizes) - len(found))
 
 
-def specs() -> dict[str, Spec]:
-    """What the kernels run."""
-    lp = Spec(
-        memory=memory.MLP(),
-        bias=bias.Lp(p=3),
-        retention=retention.L2(at="previous"),
-        algorithm=algorithm.GradientDescent(),
-    )
-    return {"yaad": presets.yaad(), "yaad anchored": presets.yaad(anchor=True), "ttt_mlp": presets.ttt_mlp(), "l_p, L2": lp}
+def growing(sizes: Sizes) -> list[Sizes]:
+    """1K to 64K tokens a sequence, 2^18 in all."""
+    _, _, H, D = sizes
+    return [(2**18 // time, time, H, D) for time in (2**n for n in range(10, 17))]
+
+
+def tried(name: str, spec: Spec, backend: str, sizes: Sizes) -> dict[str, Any]:
+    """A row, or why there is none."""
+    try:
+        row: dict[str, Any] = dict(memory_case(spec, backend, sizes))
+    except (ValueError, torch.OutOfMemoryError) as error:
+        row = {"missing": str(error).splitlines()[0][:200]}
+    print(f"  {name}: {row}", file=sys.stderr, flush=True)
+    return row
+
+
+def plot(results: dict[str, Any], path: Path) -> None:
+    """Time forwards and backwards against length."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(figsize=(6.4, 4.2), layout="constrained")
+    for name, row in results["growth"].items():
+        points = [(int(time), own["forward_backward_ms"]) for time, own in row.items() if "forward_backward_ms" in own]
+        if points:
+            axes.plot(*zip(*points, strict=True), marker="o", label=name)
+    axes.set(xscale="log", yscale="log", xlabel="tokens a sequence (2^18 in all)", ylabel="forward + backward, ms")
+    axes.set_xticks([2**n for n in range(10, 17)], [f"{2 ** (n - 10)}K" for n in range(10, 17)])
+    axes.set_title(f"{results['gpu']}, bf16, 16 heads of 64")
+    axes.legend(frameon=False)
+    axes.grid(alpha=0.3)
+    figure.savefig(path, dpi=150)
+
+
+def told(results: dict[str, Any]) -> None:
+    """Tables."""
+    base = results["rows"]["fla delta rule"]
+    for name, row in results["rows"].items():
+        if "forward_ms" not in row:
+            print(f"{name:28s} {row['missing']}")
+            continue
+        ratio = "" if "forward_ms" not in base else "  {:5.2f} x {:5.2f} x fla".format(
+            row["forward_ms"] / base["forward_ms"], row["forward_backward_ms"] / base["forward_backward_ms"]
+        )  # fmt: skip
+        rate = (
+            f"  {row['forward_backward_tflops'] / results['ceiling_tflops']:.1%} of the ceiling"
+            if "forward_tflops" in row
+            else ""
+        )
+        print(
+            f"{name:28s} {row['forward_ms']:7.2f} {row['forward_backward_ms']:7.2f} ms {row['peak_gib']:6.2f} GiB{ratio}{rate}"
+        )
+    for name, row in results["growth"].items():
+        print(
+            f"{name:28s}",
+            {time: round(own["forward_backward_ms"], 2) if "forward_ms" in own else "-" for time, own in row.items()},
+        )
 
 
 def main() -> int:
-    """Run it all, write the numbers, print the tables."""
+    """Run it all, write the numbers and the plot, print the tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results/kernels.json"))
     parser.add_argument("--sizes", type=int, nargs=4, default=(8, 4096, 16, 64), metavar=("B", "T", "H", "D"))
-    parser.add_argument("--patience", type=int, default=150, help="seconds fla may take to tune itself")
+    parser.add_argument("--patience", type=int, default=150, help="seconds fla and titans-pytorch may take each")
     options = parser.parse_args()
     if not torch.cuda.is_available():
         parser.error("this benchmark needs an NVIDIA GPU")
-    sizes = tuple(options.sizes)
-    rows: dict[str, dict[str, Any]] = {"fla delta rule": fla_case(sizes, options.patience)}
-    rows["flash attention (torch)"] = attention_case(sizes)
-    for name, spec in specs().items():
-        rows[f"{name}, kernels"] = memory_case(spec, "triton", sizes)
-    rows["yaad, plain chunk form"] = memory_case(presets.yaad(), "torch", sizes)
-    growth = {}
-    for time in (1024, 4096, 16384):
-        own = (sizes[0], time, *sizes[2:])
-        growth[time] = {"yaad, kernels": memory_case(presets.yaad(), "triton", own), "flash attention": attention_case(own)}
-    results = {"provenance": provenance(), "gpu": torch.cuda.get_device_name(), "sizes": sizes, "rows": rows, "growth": growth}
+    sizes: Sizes = tuple(options.sizes)
+    lengths = growing(sizes)
+    fla = others("delta", [sizes, *lengths], options.patience)
+    rows: dict[str, dict[str, Any]] = {"fla delta rule": fla[0], "flash attention (torch)": dict(attention_case(sizes))}
+    specs = {
+        "yaad": presets.yaad(), "yaad anchored": presets.yaad(anchor=True), "ttt_mlp": presets.ttt_mlp(),
+        "titans_lmm": presets.titans_lmm(), "moneta": presets.moneta(), "memora": presets.memora(),
+    }  # fmt: skip
+    for name, spec in specs.items():
+        rows[name] = tried(name, spec, "triton", sizes)
+    rows["yaad, plain chunk form"] = tried("yaad, plain", presets.yaad(), "torch", sizes)
+    rows["titans-pytorch"] = others("titans", [sizes], options.patience)[0]
+    growth = {
+        "yaad, kernels": {str(own[1]): tried(f"yaad {own[1]}", presets.yaad(), "triton", own) for own in lengths},
+        "flash attention": {str(own[1]): dict(attention_case(own)) for own in lengths},
+        "fla delta rule": {str(own[1]): row for own, row in zip(lengths, fla[1:], strict=True)},
+    }
+    long = {
+        "yaad, kernels": tried("B=8 T=16K", presets.yaad(), "triton", (8, 16384, *sizes[2:])),
+        "flash attention": dict(attention_case((8, 16384, *sizes[2:]))),
+    }
+    results = {
+        "provenance": provenance(), "gpu": torch.cuda.get_device_name(), "sizes": sizes, "ceiling_tflops": ceiling(),
+        "rows": rows, "growth": growth, "B=8, T=16384": long,
+    }  # fmt: skip
     options.out.parent.mkdir(parents=True, exist_ok=True)
     options.out.write_text(json.dumps(results, indent=1))
-    base = rows["fla delta rule"]
-    for name, row in rows.items():
-        ratio = (
-            f"{row['forward_backward_ms'] / base['forward_backward_ms']:.2f} x fla"
-            if "forward_ms" in base and "forward_ms" in row
-            else ""
-        )
-        print(f"{name:28s}", {key: round(value, 3) if isinstance(value, float) else value for key, value in row.items()}, ratio)
-    for time, row in growth.items():
-        print(time, {name: round(value["forward_backward_ms"], 2) for name, value in row.items()})
+    plot(results, options.out.with_suffix(".png"))
+    told(results)
+    print("B=8, T=16384:", {name: round(row.get("forward_backward_ms", float("nan")), 2) for name, row in long.items()})
     return 0
 
 
