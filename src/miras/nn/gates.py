@@ -102,9 +102,9 @@ class Gate(nn.Module):
         x = self.up(x if self.down is None else self.down(x))
         # a logarithm of nearly 1 needs more digits than bf16 has
         x = x if x.dtype == torch.float64 else x.float()
-        shape = (x.shape[0], x.shape[1] * self.pairs, self.heads)
-        x = x.reshape(*shape) if self.width is None else x.reshape(*shape, self.width)
         value = LINKS[self.recipe.link].value(x, self.recipe.limit)
+        shape = (x.shape[0], x.shape[1] * self.pairs, self.heads)
+        value = value.reshape(*shape) if self.width is None else value.reshape(*shape, self.width)
         if self.log_rate is not None:
             rate = self.log_rate.to(x.dtype).exp()
             value = value * (rate if self.width is None else rate[:, None])
@@ -137,11 +137,15 @@ class Slopes(nn.Module):
         self.heads = heads
 
     def forward(self, x: Tensor) -> Tensor:
-        head = torch.arange(1, self.heads + 1, device=x.device, dtype=torch.float64 if x.dtype == torch.float64 else torch.float32)
+        head = torch.arange(
+            1, self.heads + 1, device=x.device, dtype=torch.float64 if x.dtype == torch.float64 else torch.float32
+        )
         return -torch.exp2(-8 * head / self.heads)
 
 
-def gate_of(recipe: GateRecipe, dim: int, heads: int, width: int, *, pairs: int = 1, unit: float = 1.0) -> Gate | Ridge | Slopes:
+def gate_of(
+    recipe: GateRecipe, dim: int, heads: int, width: int, *, pairs: int = 1, unit: float = 1.0
+) -> Gate | Ridge | Slopes:
     """The module that makes a gate."""
     if recipe.link == "ridge":
         return Ridge(recipe, heads, width)
