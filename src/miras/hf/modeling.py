@@ -226,6 +226,14 @@ class MirasForCausalLM(MirasPreTrainedModel, GenerationMixin):
             hidden_states=outputs.hidden_states,
         )
 
+    def _prepare_cache_for_generation(
+        self, generation_config: Any, model_kwargs: dict[str, Any], *args: Any, **kwargs: Any
+    ) -> None:
+        """Begin with an empty cache, so that a long prompt may be read in stretches."""
+        super()._prepare_cache_for_generation(generation_config, model_kwargs, *args, **kwargs)
+        if generation_config.use_cache is not False and model_kwargs.get("past_key_values") is None:
+            model_kwargs["past_key_values"] = MirasCache(len(self.model.layers))
+
     def _starts(
         self, hidden: Tensor, mask: Tensor | None, position_ids: Tensor | None, cu_seqlens: Tensor | None
     ) -> Tensor | None:
