@@ -35,8 +35,8 @@ def recall_batch(batch: int, pairs: int, generator: torch.Generator) -> tuple[Te
 
 
 def text_batch(batch: int, length: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Stretches of this repository's README, byte by byte."""
-    text = torch.frombuffer(bytearray((ROOT / "README.md").read_bytes()), dtype=torch.uint8).long()
+    """Stretches of this repository's licence, byte by byte."""
+    text = torch.frombuffer(bytearray((ROOT / "LICENSE").read_bytes()), dtype=torch.uint8).long()
     starts = torch.randint(len(text) - length, (batch,), generator=generator)
     ids = torch.stack([text[start : start + length] for start in starts.tolist()])
     return ids, ids

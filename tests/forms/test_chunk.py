@@ -219,7 +219,7 @@ def test_an_empty_sequence_in_a_packed_batch_keeps_its_state(name):
     assert relative(y, want) < 1e-12
     for got, own, before in zip(*(pytree.tree_leaves(s.weights) for s in (end, alone, state)), strict=True):
         if spec.name != "transformer":  # whose cache is filled up on the left
-            assert relative(got[:1], own) < 1e-12 and torch.equal(got[1:], before[1:])
+            assert relative(got[:1], own) < 1e-12 and relative(got[1:], before[1:]) < 1e-12
 
 
 @pytest.mark.parametrize("name", presets.PRESETS)
