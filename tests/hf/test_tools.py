@@ -6,7 +6,7 @@ import pytest
 import torch
 from test_model import build, close, tokens
 from torch.utils.data import Dataset
-from transformers import AutoModelForCausalLM, Trainer, TrainingArguments, pipeline
+from transformers import AutoModelForCausalLM, DataCollatorWithFlattening, Trainer, TrainingArguments, pipeline
 
 from miras.hf import MirasConfig, MirasForCausalLM, byte_tokenizer
 
@@ -105,6 +105,15 @@ def test_transformers_trainer(tmp_path):
     losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
     assert losses[-1] < losses[0]
     assert (tmp_path / "checkpoint-3" / "model.safetensors").exists()
+
+
+def test_transformers_collator_of_packed_documents():
+    model = build("yaad", torch.float32)
+    documents = [tokens(length, seed=length).tolist() for length in (3, 5, 4)]
+    alone = [model(torch.tensor([ids]), labels=torch.tensor([ids])).loss * (len(ids) - 1) for ids in documents]
+    for options in ({}, {"return_position_ids": False, "return_flash_attn_kwargs": True}):
+        batch = DataCollatorWithFlattening(return_tensors="pt", **options)([{"input_ids": ids} for ids in documents])
+        close(model(**batch).loss * 9, sum(alone), 1e-5)
 
 
 def test_the_text_generation_pipeline():
