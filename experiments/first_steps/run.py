@@ -48,12 +48,14 @@ def accuracy(logits: Tensor, labels: Tensor) -> float:
     return (logits[:, :-1].argmax(-1) == labels[:, 1:])[there].float().mean().item()
 
 
-def train(name: str, task: str, steps: int, batch: int, size: int, rate: float, seed: int) -> dict[str, float]:
+def train(
+    name: str, task: str, steps: int, batch: int, size: int, rate: float, seed: int, output_gate: str | None
+) -> dict[str, float]:
     """Loss of the first and the last batches, accuracy on fresh ones, seconds."""
     torch.manual_seed(seed)
     generator = torch.Generator().manual_seed(seed)
     draw = recall_batch if task == "recall" else text_batch
-    model = MirasForCausalLM(MirasConfig.preset(name, chunk_size=16, value_norm=task == "recall"))
+    model = MirasForCausalLM(MirasConfig.preset(name, chunk_size=16, value_norm=task == "recall", output_gate=output_gate))
     optimiser = torch.optim.AdamW(model.parameters(), lr=rate, weight_decay=0.01, betas=(0.9, 0.98))
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimiser, rate, total_steps=steps, pct_start=0.1)
     losses, norms, begin = [], [], time.perf_counter()
@@ -82,16 +84,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", default=MODELS)
     parser.add_argument("--task", choices=("recall", "text"), default="recall")
-    parser.add_argument("--steps", type=int, default=400)
+    parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--size", type=int, default=8, help="pairs, or bytes of a stretch")
     parser.add_argument("--rate", type=float, default=4e-3)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--output-gate", choices=("silu", "sigmoid", "none"), help="the model's own when not given")
     given = parser.parse_args()
     torch.set_num_threads(1)
     print("| model | first loss | last loss | accuracy | largest gradient norm | seconds |\n|---|---|---|---|---|---|")
     for name in given.models.split(","):
-        found = train(name, given.task, given.steps, given.batch, given.size, given.rate, given.seed)
+        found = train(name, given.task, given.steps, given.batch, given.size, given.rate, given.seed, given.output_gate)
         cells = " | ".join(f"{value:.3g}" for value in found.values())
         print(f"| {name} | {cells} |", flush=True)
 

@@ -64,6 +64,9 @@ def test_the_recipe_follows_the_configuration():
     assert {gate.rank for gate in changed.gates} == {7}
     assert changed.gate("eta").start == 0.5 and changed.gate("eta").limit == 2.0
     assert MirasConfig.preset("transformer-tiny", rope=False).recipe.rope is None
+    assert MirasConfig.preset("gated_deltanet-tiny").recipe.output_gate == "silu"
+    for given, want in (("sigmoid", "sigmoid"), ("none", None)):
+        assert MirasConfig.preset("gated_deltanet-tiny", output_gate=given).recipe.output_gate == want
 
 
 def test_a_spec_in_every_form_and_through_json(tmp_path):

@@ -37,7 +37,8 @@ class Recipe:
         rope: the base of rotary positions on q and k, or None.
         value_norm: whether each head's value is scaled to unit RMS.
         output_norm: whether each head's output is RMS-normalised.
-        output_gate: the function of the gate on the output, or None.
+        output_gate: the function of the gate on the output, or None. A SiLU starts near zero with either sign, which holds
+            up the learning of recall (docs/layer.md); it is there where a paper has it.
         time_step: whether v is multiplied by the step that its decay was made of (Mamba).
         skip: whether v is added to the output, times a learned number a head (Mamba).
         bonus: whether a token's own pair is read once more, at a learned weight a channel (RWKV).
@@ -52,7 +53,7 @@ class Recipe:
     rope: float | None = None
     value_norm: bool = False
     output_norm: bool = True
-    output_gate: OutputGate | None = "silu"
+    output_gate: OutputGate | None = "sigmoid"
     time_step: bool = False
     skip: bool = False
     bonus: bool = False
@@ -88,7 +89,7 @@ def one_a_head(gate: GateRecipe) -> GateRecipe:
 
 
 RECIPES: dict[str, Recipe] = {
-    "retnet": Recipe(convolution=None, silu=False, treatment="plain", scaled=True, rope=1e4),
+    "retnet": Recipe(convolution=None, silu=False, treatment="plain", scaled=True, rope=1e4, output_gate="silu"),
     "transformer": Recipe(convolution=None, silu=False, treatment="plain", rope=1e4, output_norm=False, output_gate=None),
     "linear_attention": Recipe(convolution=None, silu=False, treatment="positive", scaled=True, output_gate=None),
     "dfw": Recipe(
@@ -102,17 +103,16 @@ RECIPES: dict[str, Recipe] = {
         scaled=True,
         output_gate=None,
     ),
-    "lightning_attention": Recipe(
-        gates=(GateRecipe(name="log_alpha", link="slopes"),), convolution=None, treatment="plain", output_gate="sigmoid"
-    ),
+    "lightning_attention": Recipe(gates=(GateRecipe(name="log_alpha", link="slopes"),), convolution=None, treatment="plain"),
     "gla": Recipe(
         gates=(GateRecipe(name="log_alpha", link="soft_decay", channelwise=True, rank=16, start=math.log(2) / 16, limit=16.0),),
         convolution=None,
         silu=False,
         treatment="plain",
         scaled=True,
+        output_gate="silu",
     ),
-    "mamba2": Recipe(gates=(TIME_STEP,), treatment="plain", time_step=True, skip=True),
+    "mamba2": Recipe(gates=(TIME_STEP,), treatment="plain", time_step=True, skip=True, output_gate="silu"),
     "hgrn2": Recipe(
         gates=(GateRecipe(name="log_alpha", link="soft_decay", channelwise=True, start=0.1),),
         convolution=None,
@@ -121,11 +121,11 @@ RECIPES: dict[str, Recipe] = {
         output_gate=None,
     ),
     "deltanet": Recipe(gates=(RATE,), scaled=True, output_gate=None),
-    "longhorn": Recipe(gates=(dataclasses.replace(RATE, channelwise=True, rank=RANK),), scaled=True),
+    "longhorn": Recipe(gates=(dataclasses.replace(RATE, channelwise=True, rank=RANK),), scaled=True, output_gate="silu"),
     "ttt_linear": Recipe(
         gates=(one_a_head(STEP),), convolution=None, silu=False, treatment="unit length", rope=1e4, output_gate=None
     ),
-    "gated_deltanet": Recipe(gates=(RATE, TIME_STEP), scaled=True),
+    "gated_deltanet": Recipe(gates=(RATE, TIME_STEP), scaled=True, output_gate="silu"),
     "rwkv7": Recipe(
         gates=(
             dataclasses.replace(RATE, channelwise=True, rank=RANK),
@@ -135,10 +135,11 @@ RECIPES: dict[str, Recipe] = {
         shift=True,
         silu=False,
         treatment="plain",
-        output_gate="sigmoid",
         bonus=True,
     ),
-    "delta_product": Recipe(gates=(dataclasses.replace(RATE, start=1.0, limit=2.0), TIME_STEP), scaled=True),
+    "delta_product": Recipe(
+        gates=(dataclasses.replace(RATE, start=1.0, limit=2.0), TIME_STEP), scaled=True, output_gate="silu"
+    ),
     "mesa": Recipe(gates=(RATE, RIDGE, one_a_head(DECAY)), output_gate=None),
     "ttt_mlp": Recipe(
         gates=(one_a_head(STEP),), convolution=None, silu=False, treatment="unit length", rope=1e4, output_gate=None
