@@ -21,7 +21,7 @@ FLOORS = [
     {"memorize"},
     {"explanation"},
     {"nn"},
-    {"hf"},
+    {"hf", "diagnostics"},
 ]
 
 
