@@ -143,7 +143,7 @@ def cases() -> list[tuple[tuple[Any, ...], dict[str, Any]]]:
         memory=memory.MLP(), bias=bias.Lp(p=3), retention=retention.L2(at="previous"), algorithm=algorithm.GradientDescent()
     )
     named = {"yaad": presets.yaad(), "yaad anchored": presets.yaad(anchor=True), "l_p": cubed, "ttt_mlp": presets.ttt_mlp()}
-    ends = {"alpha 1e-4": {"decay": 9.2}, "alpha 1": {"decay": 0.0}, "eta 0": {"step": 0.0}}
+    ends = {"alpha 1e-6 to 1e-2": {"decay": 9.2}, "alpha 1": {"decay": 0.0}, "eta 0": {"step": 0.0}}
     for dtype, (sizes, _) in PROVEN.items():
         size = sizes[-1]
         found += [((name, spec, dtype, 64, size), {}) for name, spec in named.items()]

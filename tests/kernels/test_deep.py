@@ -74,6 +74,22 @@ def test_strong_decay_over_one_chunk():
     compared(presets.yaad(), B=1, T=16, H=1, K=16, decay=4.6, tolerance=1e-4)
 
 
+@pytest.mark.parametrize("anchor", [False, True])
+def test_no_decay_is_too_strong(anchor):
+    """alpha down to nothing at all, in some tokens and channels: every pair goes about itself, and nothing is not a number."""
+    spec = presets.yaad(anchor=anchor)
+    q, k, v, gates, keywords = on_device(draw(spec, B=1, T=32, H=1, K=16))
+    log_alpha = gates.log_alpha.detach().clone().expand_as(q).clone()
+    log_alpha[:, 3::7], log_alpha[:, 20, :, ::3] = -30.0, -torch.inf
+    results = []
+    for dtype, backend in ((torch.float64, "torch"), (torch.float32, "triton")):
+        arguments = on_device((q, k, v, gates._replace(log_alpha=log_alpha), keywords), dtype)
+        y, state = memorize(spec, *arguments[:4], chunk_size=16, backend=backend, **arguments[4])
+        leaves_ = [arguments[0], arguments[1], arguments[2], arguments[3].eta]
+        results.append([y, *state.weights, *torch.autograd.grad(y.square().sum(), leaves_)])
+    assert max(relative(found.double(), want) for want, found in zip(*results, strict=True)) < 1e-4
+
+
 def test_a_state_carried_in_and_out_at_any_place():
     spec = presets.yaad()
     q, k, v, gates, keywords = on_device(draw(spec, B=2, T=48, H=1, K=16), torch.float32)

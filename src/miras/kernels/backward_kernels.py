@@ -18,11 +18,13 @@ import triton.language as tl
 from .tiles import (
     decayed_scores,
     decayed_values,
+    decays,
     gelu_curve,
     gelu_slope,
     norm_backprop,
     place,
     rows,
+    spacing,
     standardise,
     tile,
     transposed_values,
@@ -57,9 +59,11 @@ def begin_backward(
     x = rows(eta_ptr, token, head, d, eta_token, eta_head, eta_d, there, D) * tile(u1_ptr, token, head, d, H, D, there)
     s1 = tl.load(scores1_ptr + square).to(tl.float32)
     if HAS_ALPHA:
-        total = tl.cumsum(rows(log_alpha_ptr, token, head, d, alpha_token, alpha_head, alpha_d, there, D), 0)
-        ds1 = -decayed_scores(do, x, total, t, DOT, PRECISION, C, BLOCK)
-        dx = -transposed_values(s1, do, total, t, DOT, PRECISION, C, BLOCK)
+        log_alpha = decays(log_alpha_ptr, token, head, d, alpha_token, alpha_head, alpha_d, there, D)
+        total = tl.cumsum(log_alpha, 0)
+        size = spacing(log_alpha, total, C, BLOCK)
+        ds1 = -decayed_scores(do, x, total, size, t, DOT, PRECISION, C)
+        dx = -transposed_values(s1, do, total, size, t, DOT, PRECISION, C)
         decayed = o
         if ANCHORED:
             decayed = o - tile(o_anchor_ptr, token, head, d, H, D, there)
@@ -327,9 +331,11 @@ def finish_backward(
     q, dq = tile(q_ptr, token, head, d, H, D, there), tile(dread_ptr, token, head, d, H, D, there)
     write = rows(eta_ptr, token, head, d, eta_token, eta_head, eta_d, there, D) * tile(k_ptr, token, head, d, H, D, there)
     if HAS_ALPHA:
-        total = tl.cumsum(rows(log_alpha_ptr, token, head, d, alpha_token, alpha_head, alpha_d, there, D), 0)
-        dq = tl.exp(total) * dq + decayed_values(ds2, write, total, t, DOT, PRECISION, C, BLOCK)
-        dwrite = transposed_values(ds2, q, total, t, DOT, PRECISION, C, BLOCK)
+        log_alpha = decays(log_alpha_ptr, token, head, d, alpha_token, alpha_head, alpha_d, there, D)
+        total = tl.cumsum(log_alpha, 0)
+        size = spacing(log_alpha, total, C, BLOCK)
+        dq = tl.exp(total) * dq + decayed_values(ds2, write, total, size, t, DOT, PRECISION, C)
+        dwrite = transposed_values(ds2, q, total, size, t, DOT, PRECISION, C)
         dlog = tile(dlog_ptr, token, head, d, H, D, there) + q * dq - write * dwrite
         if ANCHORED:
             dq_anchor = tile(dq_anchor_ptr, token, head, d, H, D, there)
@@ -372,7 +378,7 @@ def gate_backward(
     deta = k * dwrite + u1 * dx
     late = eta
     if HAS_ALPHA:
-        log_alpha = rows(log_alpha_ptr, token, head, d, alpha_token, alpha_head, alpha_d, there, D)
+        log_alpha = decays(log_alpha_ptr, token, head, d, alpha_token, alpha_head, alpha_d, there, D)
         end = tl.sum(log_alpha, 0)
         left = tl.exp(end[None, :] - tl.cumsum(log_alpha, 0))
         late = eta * left

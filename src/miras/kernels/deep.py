@@ -181,8 +181,8 @@ def backward(
     steps, decays, thresholds = _strides(eta), _strides(log_alpha), _strides(delta)
     say = options(q, size, hidden, log_alpha is not None, weights.anchor1 is not None)
     device = DEVICE[bias.name]
-    dread, dwhole, deta, dlog, ddelta, du1 = (torch.empty_like(q, dtype=torch.float32) for _ in range(6))
-    dq, dk, dv, do, late_do, dx, dwrite, unit, pull, bend = (torch.empty_like(q) for _ in range(10))
+    dread, dwhole, dlog, du1 = (torch.empty_like(q, dtype=torch.float32) for _ in range(4))
+    do, late_do, dx = (torch.empty_like(q) for _ in range(3))
     inverse, mean = torch.empty(2, *q.shape[:2], device=q.device)
     z, slope, curve = (q.new_empty(chunks, heads, hidden, size) for _ in range(3))
     move1, move2 = (q.new_empty(chunks + rows.first.shape[0], heads, hidden, channels) for _ in range(2))
@@ -214,10 +214,15 @@ def backward(
             dread, dq_anchor, dwhole, dx, du1, *hiddens, danchor1, danchor2, *places, rows.row, *sizes, *steps,
             ANCHORED=say.anchored, **say.read_backward,
         )  # fmt: skip
+    # what is not needed any more makes room: several of these are as large as the weights of all chunks
+    del dscores1
+    dq, dwrite = torch.empty_like(q), late_do
     finish_backward[grid](
         q, k, eta, log_alpha, dy, dscores2, dread, dq_anchor, dq, dwrite, dlog, *places, rows.row, heads, channels, *steps, *decays,
         ANCHORED=say.anchored, **say.pairs,
     )  # fmt: skip
+    del dscores2, dread
+    unit, pull, bend = (torch.empty_like(q) for _ in range(3))
     linearise[grid](
         k, v, delta, saved.o, *norm, unit, pull, bend, inverse, mean, *places, rows.row, heads, channels, *thresholds,
         C=size, DP=say.wide, BIAS=device.gradient, SLOPE=device.slope, P=bias.p, HAS_DELTA=delta is not None, num_warps=4,
@@ -242,17 +247,11 @@ def backward(
         write_backward_resident[grid](*vectors, *states, *hiddens, *found, *places, rows.row, *sizes, **FULL)
     else:
         write_backward[grid](
-            *vectors,
-            *states,
-            *anchors,
-            *hiddens,
-            *found,
-            *places,
-            rows.row,
-            *sizes,
-            ANCHORED=say.anchored,
-            **say.write_backward,
-        )
+            *vectors, *states, *anchors, *hiddens, *found, *places, rows.row, *sizes, ANCHORED=say.anchored, **say.write_backward,
+        )  # fmt: skip
+    del arguments, hiddens, z, slope, curve
+    deta, ddelta = (torch.empty_like(q, dtype=torch.float32) for _ in range(2))
+    dk, dv = torch.empty_like(q), torch.empty_like(q)
     gate_backward[grid](
         k, v, eta, log_alpha, delta, saved.u1, saved.o, *norm, dwrite, dx, du1, dy1, dy2, dend, dwhole,
         dk, dv, deta, dlog, ddelta, dgain[1], dshift[1], *places, rows.row, heads, channels, *steps, *decays, *thresholds,

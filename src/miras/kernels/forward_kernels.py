@@ -14,7 +14,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .tiles import decayed_scores, decayed_values, gelu, gelu_slope, place, rows, standardise, tile, weight
+from .tiles import decayed_scores, decayed_values, decays, gelu, gelu_slope, place, rows, spacing, standardise, tile, weight
 
 
 @triton.jit
@@ -34,10 +34,11 @@ def prepare(
     eta = rows(eta_ptr, token, head, d, eta_token, eta_head, eta_d, there, D)
     late_q, late, kept = q, eta, tl.full([DP], 1.0, tl.float32)
     if HAS_ALPHA:
-        log_alpha = rows(log_alpha_ptr, token, head, d, alpha_token, alpha_head, alpha_d, there, D)
+        log_alpha = decays(log_alpha_ptr, token, head, d, alpha_token, alpha_head, alpha_d, there, D)
         total, end = tl.cumsum(log_alpha, 0), tl.sum(log_alpha, 0)
+        size = spacing(log_alpha, total, C, BLOCK)
         late_q, late, kept = q * tl.exp(total), eta * tl.exp(end[None, :] - total), tl.exp(end)
-        scores = decayed_scores(q, eta * k, total, t, DOT, PRECISION, C, BLOCK)
+        scores = decayed_scores(q, eta * k, total, size, t, DOT, PRECISION, C)
     else:
         scores = tl.dot(q.to(DOT), tl.trans((eta * k).to(DOT)), input_precision=PRECISION)
         scores = tl.where(t[:, None] >= t[None, :], scores, 0.0)
@@ -200,9 +201,11 @@ def finish(
     s1 = tl.load(scores1_ptr + (number * H + head) * C * C + t[:, None] * C + t[None, :]).to(tl.float32)
     o = tile(o_ptr, token, head, d, H, D, there)
     if HAS_ALPHA:
-        total = tl.cumsum(rows(log_alpha_ptr, token, head, d, alpha_token, alpha_head, alpha_d, there, D), 0)
+        log_alpha = decays(log_alpha_ptr, token, head, d, alpha_token, alpha_head, alpha_d, there, D)
+        total = tl.cumsum(log_alpha, 0)
+        size = spacing(log_alpha, total, C, BLOCK)
         kept = tl.exp(total)
-        o = kept * o - decayed_values(s1, x, total, t, DOT, PRECISION, C, BLOCK)
+        o = kept * o - decayed_values(s1, x, total, size, t, DOT, PRECISION, C)
         if ANCHORED:
             o += (1 - kept) * tile(o_anchor_ptr, token, head, d, H, D, there)
     else:

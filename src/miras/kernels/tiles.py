@@ -20,6 +20,12 @@ def rows(ptr, token, head, d, stride_token, stride_head, stride_d, there, D):
 
 
 @triton.jit
+def decays(ptr, token, head, d, stride_token, stride_head, stride_d, there, D):
+    """log alpha; what keeps less than e^-60 keeps nothing, and an exponent stays a number."""
+    return tl.maximum(rows(ptr, token, head, d, stride_token, stride_head, stride_d, there, D), -60.0)
+
+
+@triton.jit
 def tile(ptr, token, head, d, H, D, there):
     """A tile [C,DP] of a tensor [T,H,D]."""
     return rows(ptr, token, head, d, H * D, D, 1, there, D)
@@ -96,16 +102,20 @@ def gelu_curve(x, FAST: tl.constexpr):
 
 
 @triton.jit
-def blocks(total, C: tl.constexpr, BLOCK: tl.constexpr):
-    """How many tokens go about one middle: the whole chunk where its decays are mild, else BLOCK, so that no exponent is large."""
-    return tl.where(tl.min(tl.min(total, 1), 0) > -60.0, C, BLOCK)
+def spacing(log_alpha, total, C: tl.constexpr, BLOCK: tl.constexpr):
+    """How many tokens go about one middle, so that no exponent is large.
+
+    The whole chunk where its decays are mild, BLOCK where alpha is at least 1e-4, else each token about itself.
+    """
+    mild = tl.min(tl.min(total, 1), 0) > -60.0
+    usual = tl.min(tl.min(log_alpha, 1), 0) * (BLOCK // 2) > -75.0
+    return tl.where(mild, C, tl.where(usual, BLOCK, 1))
 
 
 @triton.jit
-def decayed_scores(q, k, total, t, DOT: tl.constexpr, PRECISION: tl.constexpr, C: tl.constexpr, BLOCK: tl.constexpr):
+def decayed_scores(q, k, total, size, t, DOT: tl.constexpr, PRECISION: tl.constexpr, C: tl.constexpr):
     """sum_d q_td k_id exp(L_td - L_id), i <= t: by blocks of rows, each about its own middle."""
     scores = tl.zeros([C, C], tl.float32)
-    size = blocks(total, C, BLOCK)
     for block in range(C // size):
         middle = tl.sum(tl.where((t == block * size + size // 2)[:, None], total, 0.0), 0)
         own = (t >= block * size) & (t < (block + 1) * size)
@@ -118,10 +128,9 @@ def decayed_scores(q, k, total, t, DOT: tl.constexpr, PRECISION: tl.constexpr, C
 
 
 @triton.jit
-def decayed_values(scores, u, total, t, DOT: tl.constexpr, PRECISION: tl.constexpr, C: tl.constexpr, BLOCK: tl.constexpr):
+def decayed_values(scores, u, total, size, t, DOT: tl.constexpr, PRECISION: tl.constexpr, C: tl.constexpr):
     """sum_{i<=t} s_ti exp(L_td - L_id) u_id, the same way."""
     out = tl.zeros_like(u)
-    size = blocks(total, C, BLOCK)
     for block in range(C // size):
         middle = tl.sum(tl.where((t == block * size + size // 2)[:, None], total, 0.0), 0)
         own = (t >= block * size) & (t < (block + 1) * size)
@@ -134,10 +143,9 @@ def decayed_values(scores, u, total, t, DOT: tl.constexpr, PRECISION: tl.constex
 
 
 @triton.jit
-def transposed_values(scores, u, total, t, DOT: tl.constexpr, PRECISION: tl.constexpr, C: tl.constexpr, BLOCK: tl.constexpr):
+def transposed_values(scores, u, total, size, t, DOT: tl.constexpr, PRECISION: tl.constexpr, C: tl.constexpr):
     """sum_{t>=i} s_ti exp(L_td - L_id) u_td: what the tokens after i return to it."""
     out = tl.zeros_like(u)
-    size = blocks(total, C, BLOCK)
     for block in range(C // size):
         middle = tl.sum(tl.where((t == block * size + size // 2)[:, None], total, 0.0), 0)
         own = (t >= block * size) & (t < (block + 1) * size)
