@@ -137,12 +137,12 @@ def forward(tokens: Tokens, weights: Weights, rows: Rows, size: int, bias: Fused
     else:
         scan[programs](k, v, saved.late, saved.late_k, saved.kept, delta, *arguments, *_strides(delta), **device, **say.scan)
     read = (saved.scores2, saved.scores1, saved.o_q)
-    if say.resident and not say.anchored:
+    if say.resident:
         from .resident_reads import readout_resident
 
         readout_resident[grid](
-            saved.late_q, k, saved.u1, *read, saved.starts1, saved.starts2, *places, rows.row, heads, channels, hidden,
-            **FULL,
+            q, saved.late_q, k, saved.u1, *read, saved.o_anchor, saved.starts1, saved.starts2, *_rounded(anchors, q),
+            *places, rows.row, heads, channels, hidden, ANCHORED=say.anchored, **FULL,
         )  # fmt: skip
     else:
         readout[grid](
@@ -201,12 +201,14 @@ def backward(
     )  # fmt: skip
     states = (saved.starts1, saved.starts2)
     hiddens = (z, slope, curve, move1, move2)
-    if say.resident and not say.anchored:
+    if say.resident:
         from .resident_reads import read_backward_resident
 
+        # with an anchor only one program fits a multiprocessor, which may then have all registers
         read_backward_resident[grid](
-            saved.late_q, k, eta, saved.u1, late_do, saved.scores2, dscores1, dscores2, *states, dread, dwhole, dx, du1, *hiddens,
-            *places, rows.row, *sizes, *steps, **FULL,
+            q, saved.late_q, k, eta, saved.u1, do, late_do, saved.scores2, dscores1, dscores2, *states, *_rounded(anchors, q),
+            dread, dq_anchor, dwhole, dx, du1, *hiddens, danchor1, danchor2, *places, rows.row, *sizes, *steps,
+            ANCHORED=say.anchored, **({"num_warps": 8} if say.anchored else FULL),
         )  # fmt: skip
     else:
         read_backward[grid](
@@ -241,10 +243,12 @@ def backward(
     # the linearised errors are not needed any more
     dy1, dy2 = unit, pull
     vectors, found = (saved.late_k, saved.u1, saved.late_u1, do), (dwhole, dy1, dy2, dend)
-    if say.resident and not say.anchored:
+    if say.resident:
         from .resident_reads import write_backward_resident
 
-        write_backward_resident[grid](*vectors, *states, *hiddens, *found, *places, rows.row, *sizes, **FULL)
+        write_backward_resident[grid](
+            *vectors, *states, *_rounded(anchors, q), *hiddens, *found, *places, rows.row, *sizes, ANCHORED=say.anchored, **FULL,
+        )  # fmt: skip
     else:
         write_backward[grid](
             *vectors, *states, *anchors, *hiddens, *found, *places, rows.row, *sizes, ANCHORED=say.anchored, **say.write_backward,
@@ -265,6 +269,11 @@ def backward(
         )  # fmt: skip
     gates = (_like(deta, eta), _like(dlog, log_alpha), _like(ddelta, delta))
     return Tokens(dq, dk, dv, *gates), Weights(dw1, dw2, da1, da2, dgain.sum((0, 1)), dshift.sum((0, 1)))  # type: ignore[arg-type]
+
+
+def _rounded(anchors: tuple[Tensor | None, Tensor | None], q: Tensor) -> list[Tensor | None]:
+    """Anchors in the dtype of the products."""
+    return [None if anchor is None else anchor.to(q.dtype) for anchor in anchors]
 
 
 def _join_states(move1: Tensor, move2: Tensor, rows: Rows, size: int, outer: Result) -> None:

@@ -55,6 +55,16 @@ def ready():
 
 
 @gluon.jit
+def apart(whole_s, late_s, L: gl.constexpr):
+    """What a token does not keep of itself: whole - late, in the place of whole."""
+    async_copy.wait_group(0)
+    gl.thread_barrier()
+    rest = whole_s.load(L).to(gl.float32) - late_s.load(L).to(gl.float32)
+    gl.thread_barrier()
+    whole_s.store(rest.to(whole_s.dtype))
+
+
+@gluon.jit
 def product(a, b, L: gl.constexpr):
     """a b, from nothing."""
     return warpgroup_mma(a, b, gl.zeros([64, 64], gl.float32, L), use_acc=False)
@@ -62,10 +72,10 @@ def product(a, b, L: gl.constexpr):
 
 @gluon.jit
 def readout_resident(
-    late_q_ptr, k_ptr, u1_ptr, scores2_ptr, scores1_ptr, o_ptr, starts1_ptr, starts2_ptr,
-    first_ptr, length_ptr, chunk_ptr, row_ptr, H: gl.constexpr, D: gl.constexpr, E: gl.constexpr,
+    q_ptr, late_q_ptr, k_ptr, u1_ptr, scores2_ptr, scores1_ptr, o_ptr, o_anchor_ptr, starts1_ptr, starts2_ptr, anchor1_ptr, anchor2_ptr,
+    first_ptr, length_ptr, chunk_ptr, row_ptr, H: gl.constexpr, D: gl.constexpr, E: gl.constexpr, ANCHORED: gl.constexpr,
 ):
-    """``forward_kernels.readout`` for a retention without an anchor."""
+    """``forward_kernels.readout``; anchors come in the tokens' dtype."""
     DOT: gl.constexpr = k_ptr.dtype.element_ty
     L: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 2], instr_shape=[16, 32, 16])
     LINES: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [8, 1], [1, 0])
@@ -79,6 +89,10 @@ def readout_resident(
     z_s = gl.allocate_shared_memory(DOT, [64, 64], SWIZZLED)
     u2_s = gl.allocate_shared_memory(DOT, [64, 64], SWIZZLED)
     z_q_s = gl.allocate_shared_memory(DOT, [64, 64], SWIZZLED)
+    if ANCHORED:
+        towards_s = gl.allocate_shared_memory(DOT, [64, 64], SWIZZLED)
+        a1_s = gl.allocate_shared_memory(DOT, [64, 64], SWIZZLED)
+        a2_s = gl.allocate_shared_memory(DOT, [64, 64], SWIZZLED)
 
     number, head = gl.program_id(0).to(gl.int64), gl.program_id(1).to(gl.int64)
     row = gl.load(row_ptr + number)
@@ -91,7 +105,15 @@ def readout_resident(
     fetch(u1_s, u1_ptr + head * D, begin, count, H * D, D, LINES)
     fetch(late_s, late_q_ptr + head * D, begin, count, H * D, D, LINES)
     fetch(s2_s, scores2_ptr + square, 0, 64, 64, 64, LINES)
+    base = (row * H + head) * E * D
+    if ANCHORED:
+        fetch(towards_s, q_ptr + head * D, begin, count, H * D, D, LINES)
+        fetch(a1_s, anchor1_ptr + base, 0, E, D, D, LINES)
+        fetch(a2_s, anchor2_ptr + base, 0, E, D, D, LINES)
     async_copy.commit_group()
+    if ANCHORED:
+        apart(towards_s, late_s, LINES)
+        o_anchor = gl.zeros([64, 64], gl.float32, L)
     o, scores = gl.zeros([64, 64], gl.float32, L), gl.zeros([64, 64], gl.float32, L)
     for block in range((E + 63) // 64):
         # the difference is zero, but the compiler does not know: else it keeps a running address for every tensor and spills
@@ -104,13 +126,20 @@ def readout_resident(
         gl.thread_barrier()
         h_q = product(u2_s, s2_s.permute((1, 0)), L)
         h_q = warpgroup_mma(w2_s, late_s.permute((1, 0)), -h_q)
+        if ANCHORED:
+            h_q = warpgroup_mma(a2_s, towards_s.permute((1, 0)), h_q)
         z_q, slope = gelu_slope(h_q)
         z_q_s.store(z_q.to(DOT))
         fence_async_shared()
         gl.thread_barrier()
         scores = warpgroup_mma(z_q_s.permute((1, 0)), z_s, scores)
         o = warpgroup_mma(z_q_s.permute((1, 0)), w1_s, o)
+        if ANCHORED:
+            o_anchor = warpgroup_mma(z_q_s.permute((1, 0)), a1_s, o_anchor)
         gl.thread_barrier()
+        if ANCHORED:
+            fetch(a1_s, anchor1_ptr + base, (i + 1) * 64, E - (i + 1) * 64, D, D, LINES)
+            fetch(a2_s, anchor2_ptr + base, (i + 1) * 64, E - (i + 1) * 64, D, D, LINES)
         fetch(w1_s, starts1_ptr + save, (i + 1) * 64, E - (i + 1) * 64, D, D, LINES)
         fetch(w2_s, starts2_ptr + save, (i + 1) * 64, E - (i + 1) * 64, D, D, LINES)
         async_copy.commit_group()
@@ -119,15 +148,18 @@ def readout_resident(
     gl.store(scores1_ptr + square + t[:, None] * 64 + c[None, :], gl.where(t[:, None] >= c[None, :], scores, 0.0).to(DOT))
     out = (begin + t)[:, None] * (H * D) + head * D + c[None, :]
     gl.store(o_ptr + out, o, mask=(t < count)[:, None] & (c < D)[None, :])
+    if ANCHORED:
+        gl.store(o_anchor_ptr + out, o_anchor, mask=(t < count)[:, None] & (c < D)[None, :])
 
 
 @gluon.jit
 def read_backward_resident(
-    late_q_ptr, k_ptr, eta_ptr, u1_ptr, late_do_ptr, scores2_ptr, dscores1_ptr, dscores2_ptr, starts1_ptr, starts2_ptr,
-    dq_ptr, dk_ptr, dx_ptr, du1_ptr, z_ptr, slope_ptr, curve_ptr, move1_ptr, move2_ptr,
-    first_ptr, length_ptr, chunk_ptr, row_ptr, H: gl.constexpr, D: gl.constexpr, E: gl.constexpr, eta_token, eta_head, eta_d,
+    q_ptr, late_q_ptr, k_ptr, eta_ptr, u1_ptr, do_ptr, late_do_ptr, scores2_ptr, dscores1_ptr, dscores2_ptr, starts1_ptr, starts2_ptr,
+    anchor1_ptr, anchor2_ptr, dq_ptr, dq_anchor_ptr, dk_ptr, dx_ptr, du1_ptr, z_ptr, slope_ptr, curve_ptr, move1_ptr, move2_ptr,
+    danchor1_ptr, danchor2_ptr,
+    first_ptr, length_ptr, chunk_ptr, row_ptr, H: gl.constexpr, D: gl.constexpr, E: gl.constexpr, eta_token, eta_head, eta_d, ANCHORED: gl.constexpr,
 ):
-    """``backward_kernels.read_backward`` for a retention without an anchor."""
+    """``backward_kernels.read_backward``; anchors come in the tokens' dtype."""
     DOT: gl.constexpr = k_ptr.dtype.element_ty
     L: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 2], instr_shape=[16, 32, 16])
     LINES: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [8, 1], [1, 0])
@@ -145,6 +177,13 @@ def read_backward_resident(
     c_s = gl.allocate_shared_memory(DOT, [64, 64], SWIZZLED)
     d_s = gl.allocate_shared_memory(DOT, [64, 64], SWIZZLED)
     e_s = gl.allocate_shared_memory(DOT, [64, 64], SWIZZLED)
+    if ANCHORED:
+        towards_s = gl.allocate_shared_memory(DOT, [64, 64], SWIZZLED)
+        towards_do_s = gl.allocate_shared_memory(DOT, [64, 64], SWIZZLED)
+        a1_s = gl.allocate_shared_memory(DOT, [64, 64], SWIZZLED)
+        a2_s = gl.allocate_shared_memory(DOT, [64, 64], SWIZZLED)
+        f_s = gl.allocate_shared_memory(DOT, [64, 64], SWIZZLED)
+        g_s = gl.allocate_shared_memory(DOT, [64, 64], SWIZZLED)
 
     number, head = gl.program_id(0).to(gl.int64), gl.program_id(1).to(gl.int64)
     row = gl.load(row_ptr + number)
@@ -160,7 +199,17 @@ def read_backward_resident(
     fetch(do_s, late_do_ptr + head * D, begin, count, H * D, D, LINES)
     fetch(s2_s, scores2_ptr + square, 0, 64, 64, 64, LINES)
     fetch(ds1_s, dscores1_ptr + square, 0, 64, 64, 64, LINES)
+    base = (row * H + head) * E * D
+    if ANCHORED:
+        fetch(towards_s, q_ptr + head * D, begin, count, H * D, D, LINES)
+        fetch(towards_do_s, do_ptr + head * D, begin, count, H * D, D, LINES)
+        fetch(a1_s, anchor1_ptr + base, 0, E, D, D, LINES)
+        fetch(a2_s, anchor2_ptr + base, 0, E, D, D, LINES)
     async_copy.commit_group()
+    if ANCHORED:
+        apart(towards_s, late_s, LINES)
+        apart(towards_do_s, do_s, LINES)
+        dq_anchor = gl.zeros([64, 64], gl.float32, L)
     dq, ds2 = gl.zeros([64, 64], gl.float32, L), gl.zeros([64, 64], gl.float32, L)
     dk, du1 = gl.zeros([64, 64], gl.float32, L), gl.zeros([64, 64], gl.float32, L)
     for i in range((E + 63) // 64):
@@ -175,10 +224,14 @@ def read_backward_resident(
         gl.thread_barrier()
         h_q = product(d_s, s2_s.permute((1, 0)), L)
         h_q = warpgroup_mma(w2_s, late_s.permute((1, 0)), -h_q)
+        if ANCHORED:
+            h_q = warpgroup_mma(a2_s, towards_s.permute((1, 0)), h_q)
         z_q, slope_q = gelu_slope(h_q)
         e_s.store(z_q.to(DOT))
         dz_q = product(w1_s, do_s.permute((1, 0)), L)
         dz_q = warpgroup_mma(a_s, ds1_s.permute((1, 0)), dz_q)
+        if ANCHORED:
+            dz_q = warpgroup_mma(a1_s, towards_do_s.permute((1, 0)), dz_q)
         put(z_ptr + wide + i * 4096, a_s, E - i * 64, 64, LINES)
         put(slope_ptr + wide + i * 4096, b_s, E - i * 64, 64, LINES)
         put(curve_ptr + wide + i * 4096, c_s, E - i * 64, 64, LINES)
@@ -197,6 +250,10 @@ def read_backward_resident(
         c_s.store(dh)
         dq = warpgroup_mma(a_s.permute((1, 0)), w2_s, dq)
         ds2 = warpgroup_mma(a_s.permute((1, 0)), d_s, ds2)
+        if ANCHORED:
+            dq_anchor = warpgroup_mma(a_s.permute((1, 0)), a2_s, dq_anchor)
+            f_s.store(product(e_s, towards_do_s, L).to(DOT))
+            g_s.store(product(a_s, towards_s, L).to(DOT))
         fence_async_shared()
         gl.thread_barrier()
         move = product(a_s, late_s, L)
@@ -209,6 +266,11 @@ def read_backward_resident(
         du1 = warpgroup_mma(b_s.permute((1, 0)), w1_s, du1)
         dk = warpgroup_mma(c_s.permute((1, 0)), w2_s, dk)
         gl.thread_barrier()
+        if ANCHORED:
+            fetch(a1_s, anchor1_ptr + base, (i + 1) * 64, E - (i + 1) * 64, D, D, LINES)
+            fetch(a2_s, anchor2_ptr + base, (i + 1) * 64, E - (i + 1) * 64, D, D, LINES)
+            put(danchor1_ptr + save + i * 64 * D, f_s, E - i * 64, D, LINES)
+            put(danchor2_ptr + save + i * 64 * D, g_s, E - i * 64, D, LINES)
         fetch(w1_s, starts1_ptr + save, (i + 1) * 64, E - (i + 1) * 64, D, D, LINES)
         fetch(w2_s, starts2_ptr + save, (i + 1) * 64, E - (i + 1) * 64, D, D, LINES)
         async_copy.commit_group()
@@ -220,6 +282,8 @@ def read_backward_resident(
     there = (t < count)[:, None] & (c < D)[None, :]
     out = (begin + t)[:, None] * (H * D) + head * D + c[None, :]
     gl.store(dq_ptr + out, dq, mask=there)
+    if ANCHORED:
+        gl.store(dq_anchor_ptr + out, dq_anchor, mask=there)
     gl.store(dk_ptr + out, dk, mask=there)
     eta = gl.load(eta_ptr + (begin + t)[:, None] * eta_token + head * eta_head + c[None, :] * eta_d, mask=there, other=0.0)
     gl.store(du1_ptr + out, eta * gl.load(dx_ptr + out, mask=there, other=0.0).to(gl.float32) + du1, mask=there)
@@ -227,10 +291,11 @@ def read_backward_resident(
 
 @gluon.jit
 def write_backward_resident(
-    late_k_ptr, u1_ptr, late_u1_ptr, do_ptr, starts1_ptr, starts2_ptr, z_ptr, slope_ptr, curve_ptr, move1_ptr, move2_ptr,
-    dk_ptr, dy1_ptr, dy2_ptr, dend_ptr, first_ptr, length_ptr, chunk_ptr, row_ptr, H: gl.constexpr, D: gl.constexpr, E: gl.constexpr,
+    late_k_ptr, u1_ptr, late_u1_ptr, do_ptr, starts1_ptr, starts2_ptr, anchor1_ptr, anchor2_ptr, z_ptr, slope_ptr, curve_ptr, move1_ptr, move2_ptr,
+    dk_ptr, dy1_ptr, dy2_ptr, dend_ptr,
+    first_ptr, length_ptr, chunk_ptr, row_ptr, H: gl.constexpr, D: gl.constexpr, E: gl.constexpr, ANCHORED: gl.constexpr,
 ):
-    """``backward_kernels.write_backward`` for a retention without an anchor."""
+    """``backward_kernels.write_backward``; anchors come in the tokens' dtype."""
     DOT: gl.constexpr = u1_ptr.dtype.element_ty
     L: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 2], instr_shape=[16, 32, 16])
     LINES: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [8, 1], [1, 0])
@@ -284,8 +349,14 @@ def write_backward_resident(
         gl.thread_barrier()
         dk = warpgroup_mma(curve_s.permute((1, 0)), w2_s, dk)
         dy2 = warpgroup_mma(slope_s.permute((1, 0)), dw2_s, dy2)
-        dend += w1_s.load(LINES).to(gl.float32) * dw1_s.load(LINES).to(gl.float32)
-        dend += w2_s.load(LINES).to(gl.float32) * dw2_s.load(LINES).to(gl.float32)
+        away1, away2 = w1_s.load(LINES).to(gl.float32), w2_s.load(LINES).to(gl.float32)
+        if ANCHORED:
+            e, j = gl.arange(0, 64, layout=gl.SliceLayout(1, LINES)), gl.arange(0, 64, layout=gl.SliceLayout(0, LINES))
+            at = (row * H + head) * E * D + (i * 64 + e)[:, None] * D + j[None, :]
+            inside = (i * 64 + e < E)[:, None] & (j < D)[None, :]
+            away1 -= gl.load(anchor1_ptr + at, mask=inside, other=0.0).to(gl.float32)
+            away2 -= gl.load(anchor2_ptr + at, mask=inside, other=0.0).to(gl.float32)
+        dend += away1 * dw1_s.load(LINES).to(gl.float32) + away2 * dw2_s.load(LINES).to(gl.float32)
         gl.thread_barrier()
     t, c = gl.arange(0, 64, layout=gl.SliceLayout(1, L)), gl.arange(0, 64, layout=gl.SliceLayout(0, L))
     there = (t < count)[:, None] & (c < D)[None, :]
