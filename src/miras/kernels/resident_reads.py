@@ -65,6 +65,12 @@ def apart(whole_s, late_s, L: gl.constexpr):
 
 
 @gluon.jit
+def folded(x):
+    """Both rows that a thread holds in one: half of the registers."""
+    return gl.sum(gl.reshape(x, [2, 32, 64]), 0)
+
+
+@gluon.jit
 def product(a, b, L: gl.constexpr):
     """a b, from nothing."""
     return warpgroup_mma(a, b, gl.zeros([64, 64], gl.float32, L), use_acc=False)
@@ -323,7 +329,7 @@ def write_backward_resident(
     fetch(late_u1_s, late_u1_ptr + head * D, begin, count, H * D, D, LINES)
     fetch(do_s, do_ptr + head * D, begin, count, H * D, D, LINES)
     dk, dy1, dy2 = gl.zeros([64, 64], gl.float32, L), gl.zeros([64, 64], gl.float32, L), gl.zeros([64, 64], gl.float32, L)
-    dend = gl.zeros([64, 64], gl.float32, LINES)
+    dend = folded(gl.zeros([64, 64], gl.float32, LINES))
     for i in range((E + 63) // 64):
         fetch(w1_s, starts1_ptr + save, i * 64, E - i * 64, D, D, LINES)
         fetch(w2_s, starts2_ptr + save, i * 64, E - i * 64, D, D, LINES)
@@ -356,7 +362,7 @@ def write_backward_resident(
             inside = (i * 64 + e < E)[:, None] & (j < D)[None, :]
             away1 -= gl.load(anchor1_ptr + at, mask=inside, other=0.0).to(gl.float32)
             away2 -= gl.load(anchor2_ptr + at, mask=inside, other=0.0).to(gl.float32)
-        dend += away1 * dw1_s.load(LINES).to(gl.float32) + away2 * dw2_s.load(LINES).to(gl.float32)
+        dend += folded(away1 * dw1_s.load(LINES).to(gl.float32) + away2 * dw2_s.load(LINES).to(gl.float32))
         gl.thread_barrier()
     t, c = gl.arange(0, 64, layout=gl.SliceLayout(1, L)), gl.arange(0, 64, layout=gl.SliceLayout(0, L))
     there = (t < count)[:, None] & (c < D)[None, :]
@@ -364,6 +370,6 @@ def write_backward_resident(
     gl.store(dk_ptr + out, gl.load(dk_ptr + out, mask=there, other=0.0) + dk, mask=there)
     gl.store(dy1_ptr + out, (-dy1).to(DOT), mask=there)
     gl.store(dy2_ptr + out, (-dy2).to(DOT), mask=there)
-    ends = gl.sum(dend, 0)
+    ends = gl.convert_layout(gl.sum(dend, 0), gl.SliceLayout(0, LINES))
     e = gl.arange(0, 64, layout=gl.SliceLayout(0, LINES))
     gl.store(dend_ptr + (number * H + head) * D + e, ends, mask=e < D)
