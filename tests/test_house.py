@@ -12,7 +12,17 @@ ROOT = Path(__file__).parent.parent
 SOURCE = ROOT / "src" / "miras"
 ROOMS = ("memory", "bias", "retention", "algorithm")
 # who may import whom, from the bottom up
-FLOORS = [{"types"}, set(ROOMS), {"spec"}, {"presets", "checks"}, {"forms", "kernels"}, {"memorize"}, {"nn"}, {"hf"}]
+FLOORS = [
+    {"types"},
+    set(ROOMS),
+    {"spec"},
+    {"presets", "checks"},
+    {"forms", "kernels"},
+    {"memorize", "data"},
+    {"nn"},
+    {"hf"},
+    {"train"},
+]
 
 
 def imports():
