@@ -40,7 +40,7 @@ CASES = {
     "both weights and state": (dict(state=lambda _: call()[1]), "weights and state were both given"),
     "unknown form": (dict(form="parallel"), "form is .* got 'parallel'"),
     "packed batch": (dict(cu_seqlens=torch.tensor([0, 3])), "cu_seqlens must rise from 0 to T=4"),
-    "empty sequence": (dict(cu_seqlens=torch.tensor([0, 2, 2, 4])), "cu_seqlens must rise from 0 to T=4 with no empty"),
+    "falling bounds": (dict(cu_seqlens=torch.tensor([0, 3, 2, 4])), "cu_seqlens must rise from 0 to T=4, got"),
     "float bounds": (dict(cu_seqlens=torch.tensor([0.0, 4.0])), "cu_seqlens must be an integer tensor"),
     "spec is a name": (dict(spec="yaad"), "spec must be a Spec"),
 }

@@ -90,10 +90,10 @@ def packing(cu_seqlens: Tensor, batch: int, time: int) -> int:
     integer = not cu_seqlens.is_floating_point() and cu_seqlens.dtype != torch.bool
     require(integer, f"cu_seqlens must be an integer tensor, got {cu_seqlens.dtype}")
     ends = cu_seqlens.tolist()
-    rising = all(a < b for a, b in itertools.pairwise(ends))
+    rising = all(a <= b for a, b in itertools.pairwise(ends))
     require(
         ends[0] == 0 and ends[-1] == time and rising,
-        f"cu_seqlens must rise from 0 to T={time} with no empty sequence, got {ends if len(ends) < 9 else [*ends[:8], '...']}",
+        f"cu_seqlens must rise from 0 to T={time}, got {ends if len(ends) < 9 else [*ends[:8], '...']}",
     )
     return len(ends) - 1
 

@@ -15,11 +15,15 @@ from ..types import Gates
 
 
 def buckets(bounds: list[int], size: int) -> Iterator[list[int]]:
-    """The sequences by length, each bucket at most twice as long as it is short, counted in chunks."""
+    """The sequences by length, each bucket at most twice as long as it is short, counted in chunks.
+
+    Empty sequences, which only hand their state on, go with the shortest of the others.
+    """
     lengths = [right - left for left, right in itertools.pairwise(bounds)]
-    kinds = sorted({_kind(length, size) for length in lengths})
-    for kind in kinds:
-        yield [row for row, length in enumerate(lengths) if _kind(length, size) == kind]
+    shortest = min((length for length in lengths if length), default=0)
+    kinds = [_kind(length or shortest, size) for length in lengths]
+    for kind in sorted(set(kinds)):
+        yield [row for row, own in enumerate(kinds) if own == kind]
 
 
 def _kind(length: int, size: int) -> int:

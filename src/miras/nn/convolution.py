@@ -1,0 +1,79 @@
+"""Short causal depthwise convolutions that carry their window from call to call and stop at a sequence's start.
+
+B batch, T time, C channels, W taps, R sequences, N tokens of a packed batch
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from .packing import Places
+
+
+def taps(x: Tensor, window: Tensor, places: Places | None) -> tuple[list[Tensor], Tensor]:
+    """x at each token, the token before it, and so on to the window's length, and the window after the last token.
+
+    x ``[B,T,C]`` with a window ``[B,W-1,C]``, or packed, ``[1,N,C]`` with ``[R,W-1,C]``.
+    """
+    reach = window.shape[1]
+    window = window.to(x.dtype)
+    if places is None:
+        seen = torch.cat([window, x], 1)
+        time = x.shape[1]
+        return [seen[:, reach - back : reach - back + time] for back in range(reach + 1)], seen[:, time:]
+    # windows first, tokens behind them: an index points into either
+    seen = torch.cat([window.flatten(0, 1), x[0]])
+    token = torch.arange(x.shape[1], device=x.device)
+
+    def pointed(row: Tensor, position: Tensor, token: Tensor) -> Tensor:
+        return torch.where(position >= 0, len(window) * reach + token, (row + 1) * reach + position)
+
+    shifted = [seen[pointed(places.row, places.position - back, token - back)][None] for back in range(reach + 1)]
+    back = torch.arange(-reach, 0, device=x.device)
+    row = torch.arange(len(window), device=x.device)[:, None]
+    after = pointed(row, places.lengths[:, None] + back, places.bounds[1:, None] + back)
+    return shifted, seen[after]
+
+
+class ShortConvolution(nn.Module):
+    """y_t = sum_i w_i * x_(t-i), one filter a channel."""
+
+    def __init__(self, channels: int, width: int) -> None:
+        super().__init__()
+        self.width = width
+        self.weight = nn.Parameter(torch.empty(channels, width))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        bound = 1 / math.sqrt(self.width)
+        nn.init.uniform_(self.weight, -bound, bound)
+
+    def forward(self, x: Tensor, window: Tensor, places: Places | None = None) -> tuple[Tensor, Tensor]:
+        """``[B,T,C] -> [B,T,C]`` and the window ``[B,W-1,C]`` to go on with; the last tap acts on the token itself."""
+        shifted, window = taps(x, window, places)
+        weight = self.weight.to(x.dtype)
+        y = sum((tap * weight[:, self.width - 1 - back] for back, tap in enumerate(shifted)), torch.zeros_like(x))
+        return y, window
+
+
+class TokenShift(nn.Module):
+    """Each of several streams sees its own mixture of a token and the one before it: x_t + m * (x_(t-1) - x_t)."""
+
+    def __init__(self, channels: int, streams: int) -> None:
+        super().__init__()
+        self.mixture = nn.Parameter(torch.empty(streams, channels))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        nn.init.constant_(self.mixture, 0.5)
+
+    def forward(self, x: Tensor, window: Tensor, places: Places | None = None) -> tuple[list[Tensor], Tensor]:
+        """The streams, ``[B,T,C]`` each, and the window ``[B,1,C]`` to go on with."""
+        (now, before), window = taps(x, window, places)
+        return [now + share.to(x.dtype) * (before - now) for share in self.mixture], window
+
+    def __repr__(self) -> str:
+        return f"TokenShift(streams={len(self.mixture)})"

@@ -1,0 +1,47 @@
+"""What a layer does to queries, keys and values, as pure functions.
+
+B batch, T time, H heads, D channels of a head
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+EPS = 1e-6
+
+
+def unit_length(x: Tensor) -> Tensor:
+    """x / sqrt(||x||^2 + eps) over the channels."""
+    return x * torch.rsqrt((x * x).sum(-1, keepdim=True) + EPS)
+
+
+def unit_scale(x: Tensor) -> Tensor:
+    """x / sqrt(mean x^2 + eps) over the channels."""
+    return x * torch.rsqrt((x * x).mean(-1, keepdim=True) + EPS)
+
+
+def positive(x: Tensor) -> Tensor:
+    """elu(x) + 1, linear attention's feature map."""
+    return F.elu(x) + 1
+
+
+def rotate(x: Tensor, positions: Tensor, theta: float) -> Tensor:
+    """Rotary positions: channels j and j + D/2 turned by t theta^(-2j/D); x ``[B,T,H,D]``, positions ``[B or 1,T]``."""
+    half = x.shape[-1] // 2
+    exponent = torch.arange(half, device=x.device, dtype=torch.float32) / half
+    angle = positions[..., None].to(torch.float32) * theta**-exponent
+    cosine, sine = (turn[:, :, None].to(x.dtype) for turn in (angle.cos(), angle.sin()))
+    one, two = x[..., :half], x[..., half:]
+    return torch.cat([one * cosine - two * sine, two * cosine + one * sine], -1)
+
+
+def softplus_inverse(value: float) -> float:
+    """The x with softplus(x) = value."""
+    return float(torch.tensor(value, dtype=torch.float64, device="cpu").expm1().log())
+
+
+def logit(share: float) -> float:
+    """The x with sigmoid(x) = share."""
+    return float(torch.tensor(share, dtype=torch.float64, device="cpu").logit())

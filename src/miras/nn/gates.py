@@ -1,0 +1,150 @@
+"""Gates: what a layer decides token by token, as bounded functions of its input.
+
+B batch, T time, C channels of the input, H heads, D channels of a head, P pairs a token
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal, NamedTuple, get_args
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ..types import require
+from .functional import logit, softplus_inverse
+
+LinkName = Literal["sigmoid", "softplus", "decay", "soft_decay", "bounded_decay", "ridge", "slopes"]
+GateName = Literal["eta", "log_alpha", "log_beta", "delta", "mu", "ridge"]
+
+
+class Link(NamedTuple):
+    """A gate's value as a function of a projection and of its limit, and the projection that gives a wanted value."""
+
+    value: Callable[[Tensor, float], Tensor]
+    inverse: Callable[[float, float], float]
+
+
+LINKS: dict[str, Link] = {
+    # a step or a momentum: limit * sigmoid(x)
+    "sigmoid": Link(lambda x, limit: limit * torch.sigmoid(x), lambda y, limit: logit(y / limit)),
+    # a threshold: softplus(x)
+    "softplus": Link(lambda x, limit: F.softplus(x), lambda y, limit: softplus_inverse(y)),
+    # log alpha = -softplus(x); wanted values are -log alpha here and below
+    "decay": Link(lambda x, limit: -F.softplus(x), lambda y, limit: softplus_inverse(y)),
+    # log alpha = log sigmoid(x) / limit
+    "soft_decay": Link(lambda x, limit: F.logsigmoid(x) / limit, lambda y, limit: logit(math.exp(-y * limit))),
+    # log alpha = -limit * sigmoid(x)
+    "bounded_decay": Link(lambda x, limit: -limit * torch.sigmoid(x), lambda y, limit: logit(y / limit)),
+    # limit + softplus(x), a learned constant
+    "ridge": Link(lambda x, limit: limit + F.softplus(x), lambda y, limit: softplus_inverse(y - limit)),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class GateRecipe:
+    """How a layer makes one gate.
+
+    Attributes:
+        name: which gate of the memory it is.
+        link: the function that bounds it, see ``LINKS``; "slopes" is 2^(-8h/H), fixed.
+        channelwise: one value a channel, or one a head.
+        rank: of a low-rank projection, or None for a full one.
+        start: the value it starts with, or the ends of a range of them (-log alpha for a decay).
+        limit: its largest value (for "soft_decay" what divides it, for "ridge" its least).
+        rate: whether a learned positive rate a head multiplies it.
+    """
+
+    name: GateName
+    link: LinkName
+    channelwise: bool = False
+    rank: int | None = None
+    start: float | tuple[float, float] = 0.5
+    limit: float = 1.0
+    rate: bool = False
+
+    def __post_init__(self) -> None:
+        require(self.name in get_args(GateName), f"a gate's name is one of {get_args(GateName)}, got {self.name!r}")
+        require(self.link in get_args(LinkName), f"{self.name}'s link is one of {get_args(LinkName)}, got {self.link!r}")
+        require(self.rank is None or self.rank >= 1, f"{self.name}'s rank must be 1 or more, or None, got {self.rank}")
+        require(self.limit > 0, f"{self.name}'s limit must be > 0, got {self.limit}")
+
+
+class Gate(nn.Module):
+    """``[B,T,C] -> [B,T P,H]`` or ``[B,T P,H,D]``: a projection, full or of low rank, and a link.
+
+    ``unit`` multiplies the value: the scale of the weights that a step moves, so that the learned step is relative.
+    """
+
+    def __init__(self, recipe: GateRecipe, dim: int, heads: int, width: int, *, pairs: int = 1, unit: float = 1.0) -> None:
+        super().__init__()
+        self.recipe, self.heads, self.pairs, self.unit = recipe, heads, pairs, unit
+        self.width = width if recipe.channelwise else None
+        out = pairs * heads * (width if recipe.channelwise else 1)
+        self.down = None if recipe.rank is None else nn.Linear(dim, recipe.rank, bias=False)
+        self.up = nn.Linear(recipe.rank or dim, out)
+        self.log_rate = nn.Parameter(torch.empty(heads)) if recipe.rate else None
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """The bias sets the value a gate starts with, the weights move it a little."""
+        nn.init.normal_(self.up.weight, std=0.02)
+        ends = self.recipe.start if isinstance(self.recipe.start, tuple) else (self.recipe.start, self.recipe.start)
+        low, high = (LINKS[self.recipe.link].inverse(end, self.recipe.limit) for end in ends)
+        nn.init.uniform_(self.up.bias, low, high)
+        if self.log_rate is not None:
+            nn.init.uniform_(self.log_rate, 0.0, math.log(16.0))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.up(x if self.down is None else self.down(x))
+        # a logarithm of nearly 1 needs more digits than bf16 has
+        x = x if x.dtype == torch.float64 else x.float()
+        shape = (x.shape[0], x.shape[1] * self.pairs, self.heads)
+        x = x.reshape(*shape) if self.width is None else x.reshape(*shape, self.width)
+        value = LINKS[self.recipe.link].value(x, self.recipe.limit)
+        if self.log_rate is not None:
+            rate = self.log_rate.to(x.dtype).exp()
+            value = value * (rate if self.width is None else rate[:, None])
+        return value * self.unit if self.unit != 1 else value
+
+
+class Ridge(nn.Module):
+    """A learned constant ``[H,D]``, at least the recipe's limit."""
+
+    def __init__(self, recipe: GateRecipe, heads: int, width: int) -> None:
+        super().__init__()
+        self.recipe = recipe
+        self.raw = nn.Parameter(torch.empty(heads, width))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        assert isinstance(self.recipe.start, float)
+        nn.init.constant_(self.raw, LINKS["ridge"].inverse(self.recipe.start, self.recipe.limit))
+
+    def forward(self, x: Tensor) -> Tensor:
+        raw = self.raw if self.raw.dtype == torch.float64 else self.raw.float()
+        return LINKS["ridge"].value(raw, self.recipe.limit)
+
+
+class Slopes(nn.Module):
+    """log alpha_h = -2^(-8 h / H), h = 1..H: fixed, from a short memory to a long one."""
+
+    def __init__(self, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+
+    def forward(self, x: Tensor) -> Tensor:
+        head = torch.arange(1, self.heads + 1, device=x.device, dtype=torch.float64 if x.dtype == torch.float64 else torch.float32)
+        return -torch.exp2(-8 * head / self.heads)
+
+
+def gate_of(recipe: GateRecipe, dim: int, heads: int, width: int, *, pairs: int = 1, unit: float = 1.0) -> Gate | Ridge | Slopes:
+    """The module that makes a gate."""
+    if recipe.link == "ridge":
+        return Ridge(recipe, heads, width)
+    if recipe.link == "slopes":
+        return Slopes(heads)
+    return Gate(recipe, dim, heads, width, pairs=pairs, unit=unit)

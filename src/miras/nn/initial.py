@@ -1,0 +1,83 @@
+"""The weights a memory starts from: learned, of unit scale, in the space the retention accumulates in.
+
+H heads, V value channels
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from ..algorithm import NonParametric
+from ..retention import Lq, Retention
+from ..spec import Spec
+from ..types import Weights
+
+# spread of the logits a simplex starts from: uniform weights would learn nothing
+SPREAD = 1.5
+
+
+class Scale(NamedTuple):
+    """What a parameter of unit scale is multiplied by, and std(W_0) * std(A_0), the eta of a relative step of 1."""
+
+    factor: float
+    unit: float
+
+
+@functools.cache
+def scale_of(retention: Retention, shape: tuple[int, ...]) -> Scale:
+    """The scale at which the memory reads weights of about unit size, measured on one draw from a generator of its own."""
+    generator = torch.Generator("cpu").manual_seed(0)
+    drawn = torch.randn(1, 1, *shape, generator=generator, dtype=torch.float64, device="cpu")
+    factor = 1.0
+    if isinstance(retention, Lq):
+        # the printed link scales as s^(3-q), the exact one as s; at q = 3 the printed one has no scale to set
+        degree = 1.0 if retention.link == "exact" else 3.0 - retention.q
+        factor = 1.0 if degree == 0 else float(retention.to_weight(drawn).std() ** (-1 / degree))
+    elif not retention.zero_start:
+        factor = SPREAD
+    held = retention.start(factor * drawn)
+    return Scale(factor, float(held.weight.std() * held.accumulated.std()))
+
+
+def learns_start(spec: Spec) -> bool:
+    """Whether a memory has initial weights to learn: zeros are a place to start for the others."""
+    return not (spec.zero_start or isinstance(spec.algorithm, NonParametric))
+
+
+class InitialMemory(nn.Module):
+    """Initial weights ``[H,...]`` of unit scale, and gain and shift ``[H,V]`` of an MLP's LayerNorm."""
+
+    def __init__(self, spec: Spec, heads: int, keys: int, values: int) -> None:
+        super().__init__()
+        shapes = spec.memory.shapes(keys, values) if learns_start(spec) else ()
+        self.scales = [scale_of(spec.retention, shape) for shape in shapes]
+        self.weights = nn.ParameterList(nn.Parameter(torch.empty(heads, *shape)) for shape in shapes)
+        normed = not spec.memory.linear
+        self.gain = nn.Parameter(torch.empty(heads, values)) if normed else None
+        self.shift = nn.Parameter(torch.empty(heads, values)) if normed else None
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        for weight in self.weights:
+            nn.init.normal_(weight)
+        if self.gain is not None and self.shift is not None:
+            nn.init.ones_(self.gain)
+            nn.init.zeros_(self.shift)
+
+    @property
+    def unit(self) -> float:
+        """The eta of a relative step of 1, the mean over the weights, which share it; 1 where they start from zero."""
+        return sum(scale.unit for scale in self.scales) / len(self.scales) if self.scales else 1.0
+
+    def start(self) -> Tensor | Weights | None:
+        """The weights as ``memorize`` takes them."""
+        scaled = tuple(scale.factor * weight for scale, weight in zip(self.scales, self.weights, strict=True))
+        return scaled[0] if len(scaled) == 1 else scaled or None
+
+    def norm(self) -> tuple[Tensor, Tensor] | None:
+        """Gain and shift as ``memorize`` takes them."""
+        return None if self.gain is None or self.shift is None else (self.gain, self.shift)

@@ -1,0 +1,283 @@
+"""The layer: projections, convolution, gates and output around a memory, ``[B,T,C] -> [B,T,C]``.
+
+B batch, T time, C channels of the input, H heads, K key channels, V value channels of a head, R sequences, N tokens, P pairs
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from .. import presets
+from ..algorithm import Descent
+from ..memorize import Backend, memorize
+from ..retention import L2
+from ..spec import Spec
+from ..types import AnyState, Gates, require
+from . import functional
+from .convolution import ShortConvolution, TokenShift
+from .gates import Gate, gate_of
+from .initial import InitialMemory
+from .packing import Packing, Places
+from .recipes import Recipe, recipe_of
+
+TREATMENTS = {"unit length": functional.unit_length, "positive": functional.positive, "plain": lambda x: x}
+OUTPUT_GATES = {"silu": F.silu, "sigmoid": torch.sigmoid}
+
+
+class MirasState(NamedTuple):
+    """What a layer carries from one call to the next, a row for each sequence.
+
+    ``window`` ``[B,W-1,...]`` is what the convolution still sees, ``memory`` the memory's own state, ``seen`` ``[B]`` the
+    number of tokens read.
+    """
+
+    window: Tensor
+    memory: AnyState
+    seen: Tensor
+
+
+class Streams(NamedTuple):
+    """The layer's input as each projection sees it: the same for all, unless it is shifted."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    gates: Tensor
+    output: Tensor
+
+
+class MirasLayer(nn.Module):
+    """A memory with all that it needs to stand where attention stands.
+
+    >>> import torch
+    >>> from miras.nn import MirasLayer
+    >>> layer = MirasLayer(dim=32, heads=2, spec="yaad")
+    >>> x = torch.randn(1, 10, 32)
+    >>> y, state = layer(x[:, :7])
+    >>> rest, state = layer(x[:, 7:], state)
+    >>> torch.allclose(torch.cat([y, rest], 1), layer(x)[0], atol=1e-5)
+    True
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        heads: int,
+        spec: Spec | str = "yaad",
+        *,
+        head_dim: int | None = None,
+        value_dim: int | None = None,
+        recipe: Recipe | None = None,
+        chunk_size: int | None = None,
+        norm_eps: float = 1e-6,
+        backend: Backend = "auto",
+    ) -> None:
+        """Build the layer.
+
+        Args:
+            dim: channels of input and output.
+            heads: number of memories side by side.
+            spec: a preset's name, or the four choices.
+            head_dim, value_dim: key and value channels of a head; ``dim / heads`` and ``head_dim`` when not given.
+            recipe: what surrounds the memory; ``recipe_of(spec)`` when not given.
+            chunk_size: tokens of a chunk; the spec's own when not given.
+            norm_eps: of the output's RMSNorm.
+            backend: as in :func:`miras.memorize`.
+        """
+        super().__init__()
+        self.spec = presets.get(spec) if isinstance(spec, str) else spec
+        self.recipe = recipe_of(self.spec) if recipe is None else recipe
+        require(dim >= 1 and heads >= 1, f"dim and heads must be >= 1, got dim={dim} and heads={heads}")
+        require(head_dim is not None or dim % heads == 0, f"dim={dim} is not a multiple of heads={heads}: give head_dim")
+        self.dim, self.heads, self.keys = dim, heads, head_dim or dim // heads
+        self.values = value_dim or self.keys
+        self._check_widths()
+        self.chunk_size, self.backend = chunk_size, backend
+        self.pairs = self.spec.algorithm.pairs if isinstance(self.spec.algorithm, Descent) else 1
+        tied = isinstance(self.spec.retention, L2) and self.spec.retention.tied
+        widths = [heads * self.keys, 0 if tied else self.pairs * heads * self.keys, self.pairs * heads * self.values]
+        self.widths = widths
+        self.q_proj = nn.Linear(dim, widths[0], bias=False)
+        self.k_proj = None if tied else nn.Linear(dim, widths[1], bias=False)
+        self.v_proj = nn.Linear(dim, widths[2], bias=False)
+        self.o_proj = nn.Linear(heads * self.values, dim, bias=False)
+        self.g_proj = nn.Linear(dim, heads * self.values, bias=False) if self.recipe.output_gate else None
+        self.convolution = ShortConvolution(sum(widths), self.recipe.convolution) if self.recipe.convolution else None
+        self.shift = TokenShift(dim, len(Streams._fields)) if self.recipe.shift else None
+        self.memory = InitialMemory(self.spec, heads, self.keys, self.values)
+        self.gates = self._gates()
+        self.norm = nn.RMSNorm(self.values, eps=norm_eps) if self.recipe.output_norm else None
+        self.extras = Extras(self.spec, self.recipe, heads, self.keys)
+
+    def _check_widths(self) -> None:
+        rope, keys = self.recipe.rope, self.keys
+        require(rope is None or keys % 2 == 0, f"rotary positions turn pairs of channels, got head_dim={keys}")
+        square = self.spec.memory.square
+        require(
+            not square or keys == self.values,
+            f"{self.spec.memory.label} memory needs value_dim == head_dim, got {self.values} and {keys}",
+        )
+
+    def _gates(self) -> nn.ModuleDict:
+        """The gates the spec asks for; a step is relative to the weights it moves."""
+        made = {}
+        needs = {need.name: need for need in self.spec.gates}
+        for recipe in self.recipe.gates:
+            require(recipe.name in needs, f"the recipe has a gate {recipe.name}, but {self.spec} takes {sorted(needs)}")
+            wide = self.values if needs[recipe.name].width == "value" else self.keys
+            unit, pairs = (self.memory.unit, self.pairs) if recipe.name == "eta" else (1.0, 1)
+            made[recipe.name] = gate_of(recipe, self.dim, self.heads, wide, pairs=pairs, unit=unit)
+        missing = [name for name, need in needs.items() if need.required and name not in made and name != "kappa"]
+        require(not missing, f"{self.spec} needs the gates {missing}, which the recipe does not make")
+        return nn.ModuleDict(made)
+
+    def forward(
+        self, x: Tensor, state: MirasState | None = None, *, mask: Tensor | None = None, cu_seqlens: Tensor | None = None
+    ) -> tuple[Tensor, MirasState]:
+        """Read a stretch of every sequence, from where the state stands.
+
+        Args:
+            x: ``[B,T,C]``.
+            state: where an earlier call ended; None at the start.
+            mask: ``[B,T]``, true where there is a token; the others are left out, wherever they stand, and give zeros.
+            cu_seqlens: ``[R+1]``, the bounds of sequences packed in a batch of 1; the state then has R rows.
+
+        Returns:
+            y ``[B,T,C]`` and the state after each row's last token.
+        """
+        require(x.dim() == 3 and x.shape[2] == self.dim, f"x must be [B,T,{self.dim}], got {list(x.shape)}")
+        if mask is not None:
+            require(cu_seqlens is None, "mask and cu_seqlens were both given: packed sequences have no padding")
+            require(mask.shape == x.shape[:2], f"mask must be {list(x.shape[:2])}, got {list(mask.shape)}")
+            packing = Packing.of(mask)
+            y, state = self(packing.pack(x), state, cu_seqlens=packing.cu_seqlens)
+            return packing.unpack(y), state
+        places = None if cu_seqlens is None else Places.of(cu_seqlens)
+        rows = x.shape[0] if places is None else len(places.lengths)
+        window = self._window(x, rows) if state is None else state.window
+        seen = torch.zeros(rows, dtype=torch.long, device=x.device) if state is None else state.seen
+        streams, q, k, v, window = self._project(x, window, places)
+        q, k = self._treated(q, k, seen, places)
+        gates = self._gate_values(streams.gates)
+        k, v, gates = self.extras.pairs(k, v, gates, self.gates)
+        y, memory = memorize(
+            self.spec,
+            q,
+            k,
+            v,
+            gates,
+            weights=self.memory.start() if state is None else None,
+            norm=self.memory.norm(),
+            state=None if state is None else state.memory,
+            cu_seqlens=cu_seqlens,
+            chunk_size=self.chunk_size,
+            backend=self.backend,
+        )
+        y = self.extras.output(y, q, k, v)
+        read = x.shape[1] if places is None else places.lengths
+        return self._output(y, streams.output), MirasState(window, memory, seen + read)
+
+    def _window(self, x: Tensor, rows: int) -> Tensor:
+        """Nothing seen yet, ``[R,W-1,...]``."""
+        if self.shift is not None:
+            return x.new_zeros(rows, 1, self.dim)
+        return x.new_zeros(rows, 0 if self.convolution is None else self.convolution.width - 1, sum(self.widths))
+
+    def _project(
+        self, x: Tensor, window: Tensor, places: Places | None
+    ) -> tuple[Streams, Tensor, Tensor | None, Tensor, Tensor]:
+        """q ``[B,T,H,K]``, k ``[B,T P,H,K]`` and v ``[B,T P,H,V]``, and the window to go on with."""
+        streams = Streams(*[x] * len(Streams._fields))
+        if self.shift is not None:
+            shifted, window = self.shift(x, window, places)
+            streams = Streams(*shifted)
+        parts = [self.q_proj(streams.q), self.v_proj(streams.v)]
+        if self.k_proj is not None:
+            parts.insert(1, self.k_proj(streams.k))
+        if self.convolution is not None:
+            joined, window = self.convolution(torch.cat(parts, -1), window, places)
+            parts = list(joined.split([width for width in self.widths if width], -1))
+        if self.recipe.silu:
+            parts = [F.silu(part) for part in parts]
+        batch, time = x.shape[:2]
+        q = parts[0].reshape(batch, time, self.heads, self.keys)
+        k = None if self.k_proj is None else parts[1].reshape(batch, time * self.pairs, self.heads, self.keys)
+        v = parts[-1].reshape(batch, time * self.pairs, self.heads, self.values)
+        return streams, q, k, functional.unit_scale(v) if self.recipe.value_norm else v, window
+
+    def _treated(self, q: Tensor, k: Tensor | None, seen: Tensor, places: Places | None) -> tuple[Tensor, Tensor | None]:
+        """q and k with their positions, brought to the form that the memory takes."""
+        treat = TREATMENTS[self.recipe.treatment]
+        q, k = treat(q), None if k is None else treat(k)
+        if self.recipe.rope is not None:
+            if places is None:
+                positions = seen[:, None] + torch.arange(q.shape[1], device=q.device)
+            else:
+                positions = (seen[places.row] + places.position)[None]
+            q = functional.rotate(q, positions, self.recipe.rope)
+            each = positions.repeat_interleave(self.pairs, 1) if self.pairs > 1 else positions
+            k = None if k is None else functional.rotate(k, each, self.recipe.rope)
+        return q * self.keys**-0.5 if self.recipe.scaled else q, k
+
+    def _gate_values(self, x: Tensor) -> Gates:
+        made = {name: gate(x) for name, gate in self.gates.items()}
+        if "mu" in made and "eta" in made:
+            # what a step adds up to over time is then the same whatever the momentum
+            mu, eta = made["mu"], made["eta"]
+            made["eta"] = eta * (1 - (mu if mu.dim() == eta.dim() else mu[..., None]))
+        return Gates(**made)
+
+    def _output(self, y: Tensor, x: Tensor) -> Tensor:
+        y = (y if self.norm is None else self.norm(y)).flatten(2)
+        if self.g_proj is not None:
+            assert self.recipe.output_gate is not None
+            y = y * OUTPUT_GATES[self.recipe.output_gate](self.g_proj(x))
+        out: Tensor = self.o_proj(y)
+        return out
+
+    def extra_repr(self) -> str:
+        return f"{self.spec}, heads={self.heads}, head_dim={self.keys}"
+
+
+class Extras(nn.Module):
+    """What single models add to their pairs and their output: Mamba's step and skip, RWKV's removal key and bonus."""
+
+    def __init__(self, spec: Spec, recipe: Recipe, heads: int, keys: int) -> None:
+        super().__init__()
+        self.decoupled, self.time_step = spec.decoupled, recipe.time_step
+        self.skip = nn.Parameter(torch.empty(heads)) if recipe.skip else None
+        self.bonus = nn.Parameter(torch.empty(heads, keys)) if recipe.bonus else None
+        self.removal = nn.Parameter(torch.empty(heads, keys)) if spec.decoupled else None
+        self.replacement = nn.Parameter(torch.empty(heads, keys)) if spec.decoupled else None
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        for weight, value in ((self.skip, 1.0), (self.bonus, 0.0), (self.removal, 1.0), (self.replacement, 1.0)):
+            if weight is not None:
+                nn.init.constant_(weight, value)
+
+    def pairs(self, k: Tensor | None, v: Tensor, gates: Gates, made: nn.ModuleDict) -> tuple[Tensor | None, Tensor, Gates]:
+        """Keys, values and gates as the memory takes them."""
+        if self.time_step:
+            decay = made["log_alpha"]
+            assert isinstance(decay, Gate) and decay.log_rate is not None and gates.log_alpha is not None
+            step = -gates.log_alpha * (-decay.log_rate.to(gates.log_alpha.dtype)).exp()
+            v = v * step[..., None].to(v.dtype)
+        if self.decoupled:
+            assert k is not None and gates.eta is not None and self.removal is not None and self.replacement is not None
+            gates = gates._replace(kappa=functional.unit_length(k * self.removal.to(k.dtype)))
+            k = k * (1 + (gates.eta - 1) * self.replacement).to(k.dtype)
+        return k, v, gates
+
+    def output(self, y: Tensor, q: Tensor, k: Tensor | None, v: Tensor) -> Tensor:
+        """The memory's output with what is added to it."""
+        if self.skip is not None:
+            y = y + self.skip.to(y.dtype)[:, None] * v
+        if self.bonus is not None:
+            assert k is not None
+            y = y + (q * self.bonus.to(q.dtype) * k).sum(-1, keepdim=True) * v
+        return y

@@ -1,0 +1,71 @@
+"""Batches with padding as packed sequences, and back: what is not there is never computed.
+
+B batch, T time, N tokens that are there, R sequences, C channels
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ..types import require
+
+
+class Places(NamedTuple):
+    """Where each token of a packed batch stands: its sequence and its place in it, ``[N]``; the bounds and lengths of all."""
+
+    row: Tensor
+    position: Tensor
+    bounds: Tensor
+    lengths: Tensor
+
+    @classmethod
+    def of(cls, cu_seqlens: Tensor) -> Places:
+        """The places that bounds ``[R+1]`` give."""
+        lengths = cu_seqlens.diff()
+        row = torch.repeat_interleave(torch.arange(len(lengths), device=cu_seqlens.device), lengths)
+        position = torch.arange(len(row), device=cu_seqlens.device) - cu_seqlens[row]
+        return cls(row, position, cu_seqlens, lengths)
+
+
+class Packing(NamedTuple):
+    """The tokens that are there, one sequence behind the other.
+
+    ``index`` ``[N]`` is where a token stands in the flattened batch, ``cu_seqlens`` ``[R+1]`` bounds the sequences, ``last``
+    ``[B]`` is the last sequence of each row of the batch, ``shape`` is (B, T).
+    """
+
+    index: Tensor
+    cu_seqlens: Tensor
+    last: Tensor
+    shape: tuple[int, int]
+
+    @classmethod
+    def of(cls, mask: Tensor, starts: Tensor | None = None) -> Packing:
+        """From a mask ``[B,T]`` of the tokens that are there, and optionally of those that start a sequence of their own.
+
+        A row is one sequence and each further start in it another; a row without tokens is an empty sequence.
+        """
+        require(mask.dim() == 2, f"a mask must be [B,T], got {list(mask.shape)}")
+        there = mask.to(torch.bool)
+        index = there.flatten().nonzero().squeeze(1)
+        begins = torch.zeros_like(there) if starts is None else starts & there
+        # a row's first token starts its sequence anyhow
+        begins = begins & (there.cumsum(1) > 1)
+        sequences = 1 + begins.sum(1)
+        last = sequences.cumsum(0) - 1
+        sequence = (last - sequences + 1)[:, None] + begins.cumsum(1)
+        counts = torch.bincount(sequence.flatten()[index], minlength=int(sequences.sum()))
+        return cls(index, F.pad(counts.cumsum(0), (1, 0)), last, (mask.shape[0], mask.shape[1]))
+
+    def pack(self, x: Tensor) -> Tensor:
+        """``[B,T,...] -> [1,N,...]``."""
+        return x.flatten(0, 1)[self.index][None]
+
+    def unpack(self, x: Tensor) -> Tensor:
+        """``[1,N,...] -> [B,T,...]``, zeros where there is no token."""
+        flat = x.new_zeros(self.shape[0] * self.shape[1], *x.shape[2:])
+        return flat.index_put((self.index,), x[0]).reshape(*self.shape, *x.shape[2:])

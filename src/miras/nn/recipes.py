@@ -1,0 +1,184 @@
+"""What surrounds each memory: its projections, convolution, treatment of q and k, gates and output, as one table.
+
+Published models get what their own papers give them; docs/layer.md lists what is left out. A spec without a name in the table
+is surrounded by what its parts ask for.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from ..algorithm import NonParametric
+from ..memory import Matrix
+from ..spec import Spec
+from ..types import Gate as GateNeed
+from ..types import require
+from .gates import GateRecipe
+from .initial import learns_start
+
+Treatment = Literal["unit length", "positive", "plain"]
+OutputGate = Literal["silu", "sigmoid"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """How a layer is built around its memory.
+
+    Attributes:
+        gates: how each gate is made.
+        convolution: taps of the causal convolution on q, k and v, or None.
+        shift: whether projections see a mixture of each token and the one before it (RWKV).
+        silu: whether q, k and v pass through SiLU.
+        treatment: of q and k: scaled to unit length, through elu + 1, or left as they are.
+        scaled: whether q is divided by sqrt(K).
+        rope: the base of rotary positions on q and k, or None.
+        value_norm: whether each head's value is scaled to unit RMS.
+        output_norm: whether each head's output is RMS-normalised.
+        output_gate: the function of the gate on the output, or None.
+        time_step: whether v is multiplied by the step that its decay was made of (Mamba).
+        skip: whether v is added to the output, times a learned number a head (Mamba).
+        bonus: whether a token's own pair is read once more, at a learned weight a channel (RWKV).
+    """
+
+    gates: tuple[GateRecipe, ...] = ()
+    convolution: int | None = 4
+    shift: bool = False
+    silu: bool = True
+    treatment: Treatment = "unit length"
+    scaled: bool = False
+    rope: float | None = None
+    value_norm: bool = False
+    output_norm: bool = True
+    output_gate: OutputGate | None = "silu"
+    time_step: bool = False
+    skip: bool = False
+    bonus: bool = False
+
+    def __post_init__(self) -> None:
+        width = self.convolution
+        require(width is None or width >= 2, f"Recipe's convolution has 2 taps or more, or is None, got {width}")
+        known = get_args(Treatment)
+        require(self.treatment in known, f"Recipe's treatment is one of {known}, got {self.treatment!r}")
+        gates = (None, *get_args(OutputGate))
+        require(self.output_gate in gates, f"Recipe's output_gate is one of {gates}, got {self.output_gate!r}")
+        require(self.rope is None or self.rope > 1, f"Recipe's rope is a base > 1 or None, got {self.rope}")
+        require(not (self.shift and self.convolution), "Recipe's shift and convolution are alternatives: give one of them")
+
+    def gate(self, name: str) -> GateRecipe | None:
+        """The recipe of a gate, or None."""
+        return next((gate for gate in self.gates if gate.name == name), None)
+
+
+RANK = 32
+STEP = GateRecipe(name="eta", link="sigmoid", channelwise=True, rank=RANK, start=0.1)
+DECAY = GateRecipe(name="log_alpha", link="decay", channelwise=True, rank=RANK, start=1e-3)
+THRESHOLD = GateRecipe(name="delta", link="softplus", channelwise=True, rank=RANK, start=4.0)
+MOMENTUM = GateRecipe(name="mu", link="sigmoid", start=0.5)
+RATE = GateRecipe(name="eta", link="sigmoid")
+TIME_STEP = GateRecipe(name="log_alpha", link="decay", start=(1e-3, 1e-1), rate=True)
+RIDGE = GateRecipe(name="ridge", link="ridge", start=1.0, limit=0.25)
+
+
+def one_a_head(gate: GateRecipe) -> GateRecipe:
+    """The gate with one value a head."""
+    return dataclasses.replace(gate, channelwise=False, rank=None)
+
+
+RECIPES: dict[str, Recipe] = {
+    "retnet": Recipe(convolution=None, silu=False, treatment="plain", scaled=True, rope=1e4),
+    "transformer": Recipe(
+        convolution=None, silu=False, treatment="plain", rope=1e4, output_norm=False, output_gate=None
+    ),
+    "linear_attention": Recipe(convolution=None, silu=False, treatment="positive", scaled=True, output_gate=None),
+    "dfw": Recipe(
+        gates=(
+            GateRecipe(name="log_alpha", link="soft_decay", channelwise=True, rank=RANK, start=0.03),
+            GateRecipe(name="log_beta", link="soft_decay", channelwise=True, rank=RANK, start=0.03),
+        ),
+        convolution=None,
+        silu=False,
+        treatment="positive",
+        scaled=True,
+        output_gate=None,
+    ),
+    "lightning_attention": Recipe(
+        gates=(GateRecipe(name="log_alpha", link="slopes"),), convolution=None, treatment="plain", output_gate="sigmoid"
+    ),
+    "gla": Recipe(
+        gates=(
+            GateRecipe(name="log_alpha", link="soft_decay", channelwise=True, rank=16, start=math.log(2) / 16, limit=16.0),
+        ),
+        convolution=None,
+        silu=False,
+        treatment="plain",
+        scaled=True,
+    ),
+    "mamba2": Recipe(gates=(TIME_STEP,), treatment="plain", time_step=True, skip=True),
+    "hgrn2": Recipe(
+        gates=(GateRecipe(name="log_alpha", link="soft_decay", channelwise=True, start=0.1),),
+        convolution=None,
+        treatment="plain",
+        scaled=True,
+        output_gate=None,
+    ),
+    "deltanet": Recipe(gates=(RATE,), scaled=True, output_gate=None),
+    "longhorn": Recipe(gates=(dataclasses.replace(RATE, channelwise=True, rank=RANK),), scaled=True),
+    "ttt_linear": Recipe(
+        gates=(one_a_head(STEP),), convolution=None, silu=False, treatment="unit length", rope=1e4, output_gate=None
+    ),
+    "gated_deltanet": Recipe(gates=(RATE, TIME_STEP), scaled=True),
+    "rwkv7": Recipe(
+        gates=(
+            dataclasses.replace(RATE, channelwise=True, rank=RANK),
+            GateRecipe(
+                name="log_alpha", link="bounded_decay", channelwise=True, rank=RANK, start=0.05, limit=math.exp(-0.5)
+            ),
+        ),
+        convolution=None,
+        shift=True,
+        silu=False,
+        treatment="plain",
+        output_gate="sigmoid",
+        bonus=True,
+    ),
+    "delta_product": Recipe(gates=(dataclasses.replace(RATE, start=1.0, limit=2.0), TIME_STEP), scaled=True),
+    "mesa": Recipe(gates=(RATE, one_a_head(DECAY), RIDGE), output_gate=None),
+    "ttt_mlp": Recipe(
+        gates=(one_a_head(STEP),), convolution=None, silu=False, treatment="unit length", rope=1e4, output_gate=None
+    ),
+    "titans_lmm": Recipe(gates=(STEP, one_a_head(DECAY), MOMENTUM)),
+    "moneta": Recipe(gates=(STEP, DECAY)),
+    "yaad": Recipe(gates=(STEP, DECAY, THRESHOLD)),
+    "memora": Recipe(gates=(STEP, DECAY)),
+}
+
+DEFAULTS = {gate.name: gate for gate in (STEP, DECAY, THRESHOLD, MOMENTUM, RIDGE)}
+
+
+def recipe_of(spec: Spec) -> Recipe:
+    """The recipe of a preset's name with the gates that the spec itself asks for; made of its parts where it has none."""
+    base = RECIPES.get(spec.name)
+    if base is None:
+        base = RECIPES["transformer"] if isinstance(spec.algorithm, NonParametric) else Recipe()
+    needs = [need for need in spec.gates if need.name != "kappa" and (need.required or base.gate(need.name))]
+    gates = tuple(_fitting(base.gate(need.name) or _default(spec, need), need) for need in needs)
+    return dataclasses.replace(base, gates=gates)
+
+
+def _default(spec: Spec, need: GateNeed) -> GateRecipe:
+    """What a gate is made of when no paper says so: relative steps for weights that are learned, rates up to 1 from zero."""
+    if need.name == "eta" and isinstance(spec.memory, Matrix) and not learns_start(spec):
+        return RATE
+    if need.name == "log_beta":
+        return dataclasses.replace(DECAY, name="log_beta")
+    return DEFAULTS[need.name]  # type: ignore[index]
+
+
+def _fitting(gate: GateRecipe, need: GateNeed) -> GateRecipe:
+    """The gate in a width that the memory takes."""
+    if need.width == "scalar":
+        return one_a_head(gate)
+    return dataclasses.replace(gate, channelwise=True) if need.width == "keys only" else gate
