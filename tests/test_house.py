@@ -18,9 +18,10 @@ FLOORS = [
     {"spec"},
     {"presets", "checks"},
     {"forms", "kernels"},
-    {"memorize", "data"},
+    {"memorize"},
     {"nn"},
     {"hf"},
+    {"data"},
     {"train"},
 ]
 

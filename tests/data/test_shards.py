@@ -38,7 +38,7 @@ def documents(tokens):
 def test_every_document_is_there_once_and_whole(corpus):
     found = [bytes(ids[:-1].tolist()).decode() for split in (corpus.train, corpus.valid) for ids in documents(split)]
     assert sorted(found) == sorted(TEXTS) and len(corpus.valid.ends) > 3
-    assert all(ids[-1] == 256 for ids in documents(corpus.train))
+    assert all(ids[-1] == 258 for ids in documents(corpus.train))
     assert len(corpus.train.shards) > 3 and corpus.train.count == corpus.train.ends[-1]
     assert corpus.train.bytes_per_token == pytest.approx(1 - len(corpus.train.ends) / corpus.train.count)
 

@@ -50,14 +50,14 @@ class Tokenizer(ABC):
 
 
 class Bytes(Tokenizer):
-    """UTF-8 bytes: ids 0 to 255 are themselves, 256 closes a document.
+    """UTF-8 bytes: ids 0 to 255 are themselves, 258 closes a document; 256 and 257 are left for padding and a beginning.
 
-    >>> Bytes().encode(["hé"])[0].tolist(), Bytes().decode([104, 195, 169, 256])
+    >>> Bytes().encode(["hé"])[0].tolist(), Bytes().decode([104, 195, 169, 258])
     ([104, 195, 169], 'hé')
     """
 
     def __init__(self) -> None:
-        self.name, self.vocab_size, self.end, self.fingerprint = "bytes", 257, 256, "bytes"
+        self.name, self.vocab_size, self.end, self.fingerprint = "bytes", 259, 258, "bytes"
 
     def encode(self, texts: list[str]) -> list[NDArray[np.int64]]:
         return [np.frombuffer(text.encode(), dtype=np.uint8).astype(np.int64) for text in texts]
@@ -66,24 +66,9 @@ class Bytes(Tokenizer):
         return bytes(token for token in ids if token < 256).decode(errors="replace")
 
     def hugging_face(self) -> PreTrainedTokenizerFast:
-        """Byte-level BPE without a single merge, its alphabet numbered by the bytes it stands for."""
-        from tokenizers import Tokenizer as Backend
-        from tokenizers import decoders, models, pre_tokenizers
-        from transformers import PreTrainedTokenizerFast
+        from ..hf.tokenizer import byte_tokenizer
 
-        backend = Backend(models.BPE(vocab=byte_alphabet() | {END_OF_TEXT: 256}, merges=[]))
-        backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-        backend.decoder = decoders.ByteLevel()
-        return PreTrainedTokenizerFast(
-            tokenizer_object=backend, eos_token=END_OF_TEXT, pad_token=END_OF_TEXT, clean_up_tokenization_spaces=False
-        )
-
-
-def byte_alphabet() -> dict[str, int]:
-    """The printable character that byte-level BPE writes for each byte: itself where it has one, else from 256 on."""
-    plain = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
-    rest = [byte for byte in range(256) if byte not in set(plain)]
-    return {chr(byte): byte for byte in plain} | {chr(256 + i): byte for i, byte in enumerate(rest)}
+        return byte_tokenizer()
 
 
 class Subwords(Tokenizer):
@@ -121,7 +106,7 @@ def tokenizer_of(name: str, end: str | None = None) -> Tokenizer:
         end: the token that closes a document, where the tokenizer names none itself.
     """
     if name == "bytes":
-        require(end is None, f"--data.end is for other tokenizers: bytes closes a document by its id 256, got {end!r}")
+        require(end is None, f"--data.end is for other tokenizers: bytes closes a document by its id 258, got {end!r}")
         return Bytes()
     path = Path(name).expanduser()
     if path.suffix == ".json" and path.is_file():

@@ -143,21 +143,24 @@ class RunConfig:
 
     folder: str | None = option(None, "where everything is written; none: the next free out/<model>-<number>")
     seed: int = option(0, "of the initial weights, the order of the data, and all else that is random")
-    resume: bool = option(False, "go on from the newest whole checkpoint of the folder, or start where there is none")
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig:
     """What is trained."""
 
-    name: str = option("yaad", "a preset, alone or with a size (yaad-340m), or a folder with a saved model to start from")
+    name: str = option("yaad-tiny", "PRESET-SIZE, PRESET-anchored-SIZE, with -h for a hybrid, or a folder with a saved model")
     layers: int | None = option(None, "blocks, instead of the size's")
     dim: int | None = option(None, "width, instead of the size's")
+    inner: int | None = option(None, "inner width of the SwiGLU, instead of the size's")
     heads: int | None = option(None, "heads, instead of the size's")
-    vocab_size: int | None = option(None, "rows of the embedding; none: the tokenizer's, rounded up to a multiple of 64")
+    vocab_size: int | None = option(None, "rows of the embedding, instead of the size's")
+    chunk_size: int | None = option(None, "tokens of a chunk of the memory, instead of the preset's")
+    window: int | None = option(None, "tokens that a hybrid's attention sees, instead of the size's")
 
     def __post_init__(self) -> None:
-        positive("model", layers=self.layers, dim=self.dim, heads=self.heads, vocab_size=self.vocab_size)
+        positive("model", layers=self.layers, dim=self.dim, inner=self.inner, heads=self.heads)
+        positive("model", vocab_size=self.vocab_size, chunk_size=self.chunk_size, window=self.window)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -185,4 +188,5 @@ class TrainConfig:
         """The peak learning rate, by the size in the model's name where none is given."""
         if self.optim.lr is not None:
             return self.optim.lr
-        return PEAK_RATES.get(Path(self.model.name).name.rpartition("-")[2], SMALL_RATE)
+        named = [PEAK_RATES[part] for part in Path(self.model.name).name.split("-") if part in PEAK_RATES]
+        return named[0] if named else SMALL_RATE

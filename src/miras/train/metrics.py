@@ -1,4 +1,4 @@
-"""Metrics on disk: a line of JSON for every step, and what follows from them."""
+"""Metrics on disk: a line of JSON for every step and every validation; ``step`` counts the steps taken so far."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ class Metrics:
         self.path = path
 
     def cut(self, step: int) -> None:
-        """Forget the steps from ``step`` on, which will be taken again; a last line cut off by a crash is forgotten, too."""
-        kept = [line for line in lines(self.path) if line["step"] < step or ("valid_loss" in line and line["step"] == step)]
+        """Forget what came after ``step`` steps, which will be taken again, and a last line that a crash cut off."""
+        kept = [line for line in lines(self.path) if line["step"] <= step]
         fresh = self.path.with_suffix(".new")
         fresh.write_text("".join(json.dumps(line) + "\n" for line in kept))
         os.replace(fresh, self.path)

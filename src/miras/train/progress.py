@@ -11,14 +11,20 @@ from .metrics import Line
 class Progress:
     """One line that renews itself on a terminal; plain lines, every so often, elsewhere."""
 
-    def __init__(self, start: int, steps: int, every: int, shown: bool) -> None:
+    def __init__(self, steps: int, every: int, shown: bool) -> None:
         from rich.console import Console
         from rich.live import Live
 
         self.console = Console(stderr=True, highlight=False)
-        self.start, self.steps, self.every, self.shown = start, steps, every, shown
-        self.live = Live(console=self.console, refresh_per_second=4, transient=True) if self.console.is_terminal and shown else None
-        self.began = time.monotonic()
+        self.steps, self.every, self.shown = steps, every, shown
+        self.live = (
+            Live(console=self.console, refresh_per_second=4, transient=True) if self.console.is_terminal and shown else None
+        )
+        self.begin(0)
+
+    def begin(self, step: int) -> None:
+        """Time runs from here: so many steps were taken before."""
+        self.start, self.began = step, time.monotonic()
 
     def __enter__(self) -> Progress:
         if self.live is not None:
@@ -33,7 +39,7 @@ class Progress:
         """Show a step's metrics."""
         if not self.shown:
             return
-        done = line["step"] + 1
+        done = line["step"]
         text = self.text(line, done)
         if self.live is not None:
             self.live.update(text)

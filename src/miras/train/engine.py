@@ -1,0 +1,139 @@
+"""The engine: Hugging Face accelerate over torch's DDP and FSDP2, and the few sums that processes share."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import resource
+import sys
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from accelerate import Accelerator
+from accelerate.utils import DistributedType, FullyShardedDataParallelPlugin, broadcast_object_list, set_seed
+from torch import Tensor, nn
+
+from ..types import require
+from .config import EngineConfig
+from .models import Objective
+
+ResultT = TypeVar("ResultT")
+BLOCK = "MirasDecoderLayer"
+
+
+class Engine:
+    """One process among those that train together.
+
+    Attributes:
+        accelerator: accelerate's object.
+        device: where this process computes.
+        process, processes: its number, and how many there are.
+        sharded: whether each process holds a part of every parameter (FSDP2).
+    """
+
+    def __init__(self, config: EngineConfig, trackers: tuple[str, ...] = ()) -> None:
+        self.config = config
+        if config.threads is not None:
+            torch.set_num_threads(config.threads)
+        self.sharded = config.parallel == "fsdp"
+        on_cpu = config.device == "cpu" or not torch.accelerator.is_available()
+        precision = {"auto": "no" if on_cpu else "bf16", "fp32": "no", "bf16": "bf16"}[config.precision]
+        plugin = sharding_plugin() if self.sharded else None
+        self.accelerator = Accelerator(
+            cpu=on_cpu,
+            mixed_precision=precision,
+            log_with=list(trackers) or None,
+            # on the CPU accelerate takes no plugin: see below
+            fsdp_plugin=None if on_cpu else plugin,
+        )
+        self.device = self.accelerator.device
+        self.process, self.processes = self.accelerator.process_index, self.accelerator.num_processes
+        self.first = self.accelerator.is_main_process
+        require(
+            not self.sharded or self.processes > 1 or "RANK" in os.environ,
+            "engine.parallel fsdp needs processes to share the model: start with torchrun or accelerate launch",
+        )
+        if plugin is not None and on_cpu:
+            shard_on_cpu(self.accelerator, plugin, precision)
+
+    def prepare(self, model: Objective, optimiser: torch.optim.Optimizer) -> tuple[nn.Module, torch.optim.Optimizer]:
+        """The model spread over the processes, and the optimiser of what each holds of it."""
+        if self.config.checkpointing:
+            model.model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        if self.config.compile:
+            for block in model.model.model.layers:
+                block.compile()
+        wrapped, optimiser = self.accelerator.prepare(model, optimiser)
+        return wrapped, optimiser
+
+    def hold(self, model: nn.Module, last: bool) -> AbstractContextManager[Any]:
+        """Gradients are summed over the processes after the last micro-batch alone."""
+        return nullcontext() if last else self.accelerator.no_sync(model)
+
+    def total(self, *values: float | Tensor) -> list[float]:
+        """Sums over the processes, in one exchange."""
+        stacked = torch.stack([torch.as_tensor(value, dtype=torch.float64, device="cpu") for value in values])
+        mine = stacked.to(self.device, torch.float64 if self.device.type != "mps" else torch.float32)
+        return [float(value) for value in self.accelerator.reduce(mine, reduction="sum").tolist()]
+
+    def agreed(self, value: Any) -> Any:
+        """What the first process says."""
+        return broadcast_object_list([value])[0] if self.processes > 1 else value
+
+    def on_first(self, work: Callable[[], ResultT]) -> ResultT:
+        """What some work gives that only the first process does; where it fails, it fails for all of them."""
+        result: ResultT | None = None
+        failure: Exception | None = None
+        if self.first:
+            try:
+                result = work()
+            except (ValueError, OSError) as error:
+                failure = error
+        result, failure = self.agreed((result, failure))
+        if failure is not None:
+            raise failure
+        return result
+
+    def track(self, folder: Path, values: dict[str, Any]) -> None:
+        """Start accelerate's trackers, those that write files in a folder of their own."""
+        self.accelerator.project_configuration.set_directories(str(folder))
+        plain = {key: value if isinstance(value, int | float | str | bool) else str(value) for key, value in values.items()}
+        self.accelerator.init_trackers("miras", config=plain)
+
+    def seed(self, seed: int, step: int) -> None:
+        """Set every generator as a function of (seed, step, process): random state is never saved, since it is known."""
+        digest = hashlib.blake2b(f"{seed}/{step}/{self.process}".encode(), digest_size=4).digest()
+        set_seed(int.from_bytes(digest, "big"))
+
+    def memory(self) -> float:
+        """The most memory that this process has held so far, in GB: the device's, or on the CPU the process's."""
+        if self.device.type == "cuda":
+            return torch.cuda.max_memory_allocated(self.device) / 1e9
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        return peak / 1e9 if sys.platform == "darwin" else peak * 1024 / 1e9
+
+
+def sharding_plugin() -> FullyShardedDataParallelPlugin:
+    """FSDP2, a unit a block."""
+    return FullyShardedDataParallelPlugin(
+        fsdp_version=2,
+        auto_wrap_policy="transformer_based_wrap",
+        transformer_cls_names_to_wrap=[BLOCK],
+        reshard_after_forward=True,
+        cpu_ram_efficient_loading=False,
+        state_dict_type="FULL_STATE_DICT",
+    )
+
+
+def shard_on_cpu(accelerator: Accelerator, plugin: FullyShardedDataParallelPlugin, precision: str) -> None:
+    """Let accelerate shard on the CPU, which torch can do and accelerate leaves out.
+
+    From here on the very code runs that runs on accelerators: ``prepare`` calls torch's ``fully_shard`` on every block.
+    """
+    if precision != "no":
+        plugin.set_mixed_precision(precision)
+    accelerator.state.fsdp_plugin = plugin
+    accelerator.state.distributed_type = DistributedType.FSDP
