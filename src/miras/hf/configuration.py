@@ -1,0 +1,211 @@
+"""The configuration of a language model, and the named ones: PRESET[-anchored]-SIZE[-h]."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from transformers import PreTrainedConfig
+
+from .. import presets
+from ..nn import MirasLayer, Recipe, SlidingWindowAttention, recipe_of
+from ..spec import Spec
+from ..types import require
+
+
+class MirasConfig(PreTrainedConfig):
+    """A Llama-style language model around any memory.
+
+    Attributes:
+        spec: the memory: a preset's name, a :class:`miras.Spec`, or its ``to_dict``, which is how it is kept.
+        hidden_size, intermediate_size, num_hidden_layers, num_attention_heads, vocab_size: as in Llama.
+        head_dim, value_head_dim: channels of a head; ``hidden_size / num_attention_heads`` and ``head_dim`` if None.
+        sliding_window: makes it a hybrid: every second block is attention over that many tokens; None: none is.
+        chunk_size: tokens of a chunk; the spec's own if None.
+        rope: whether q and k have rotary positions, of base ``rope_base``; as the preset's recipe has it if None.
+        conv_kernel: taps of the causal convolution, 0 for none; as the recipe has it if None.
+        value_norm: whether each head's value is scaled to unit RMS.
+        gate_rank: rank of the channel-wise gates' projections; as the recipe has it if None.
+        step_start, step_limit: the relative step a deep memory starts with, and its largest; as the recipe has it if None.
+        loss_chunk: tokens whose logits exist at once when a loss is computed; with 0 all of them do.
+        label: the name it is known by, for people.
+    """
+
+    model_type = "miras"
+    keys_to_ignore_at_inference = ["past_key_values"]  # noqa: RUF012
+
+    spec: str | dict[str, Any] | Spec = "yaad"
+    vocab_size: int = 32000
+    hidden_size: int = 768
+    intermediate_size: int = 2048
+    num_hidden_layers: int = 12
+    num_attention_heads: int = 16
+    head_dim: int | None = None
+    value_head_dim: int | None = None
+    sliding_window: int | None = None
+    chunk_size: int | None = None
+    rope: bool | None = None
+    rope_base: float = 10000.0
+    conv_kernel: int | None = None
+    value_norm: bool = False
+    gate_rank: int | None = None
+    step_start: float | None = None
+    step_limit: float | None = None
+    initializer_range: float = 0.02
+    rms_norm_eps: float = 1e-6
+    loss_chunk: int = 2048
+    use_cache: bool = True
+    tie_word_embeddings: bool = True
+    pad_token_id: int | None = None
+    bos_token_id: int | None = 1
+    eos_token_id: int | list[int] | None = 2
+    label: str = ""
+
+    def __post_init__(self, **kwargs: Any) -> None:
+        spec = presets.get(self.spec) if isinstance(self.spec, str) else self.spec
+        self.spec = spec.to_dict() if isinstance(spec, Spec) else Spec.from_dict(spec).to_dict()
+        if self.head_dim is None:
+            require(
+                self.hidden_size % self.num_attention_heads == 0,
+                f"hidden_size={self.hidden_size} is not a multiple of num_attention_heads={self.num_attention_heads}: "
+                "give head_dim",
+            )
+            self.head_dim = self.hidden_size // self.num_attention_heads
+        require(self.loss_chunk >= 0, f"loss_chunk must be >= 0, got {self.loss_chunk}")
+        window = self.sliding_window
+        require(window is None or window >= 1, f"sliding_window must be 1 or more, or None, got {window}")
+        super().__post_init__(**kwargs)
+
+    @property
+    def memory(self) -> Spec:
+        """The spec that ``spec`` describes."""
+        assert isinstance(self.spec, dict)
+        return Spec.from_dict(self.spec)
+
+    @property
+    def recipe(self) -> Recipe:
+        """What surrounds the memory: the preset's recipe with the changes that this configuration makes."""
+        recipe = recipe_of(self.memory)
+        changes: dict[str, Any] = {"value_norm": self.value_norm or recipe.value_norm}
+        if self.rope is not None:
+            changes["rope"] = self.rope_base if self.rope else None
+        if self.conv_kernel is not None:
+            changes["convolution"] = self.conv_kernel or None
+        gates = []
+        for gate in recipe.gates:
+            if self.gate_rank is not None and gate.rank is not None:
+                gate = dataclasses.replace(gate, rank=self.gate_rank)
+            if gate.name == "eta":
+                start, limit = self.step_start, self.step_limit
+                gate = dataclasses.replace(gate, start=start or gate.start, limit=limit or gate.limit)
+            gates.append(gate)
+        return dataclasses.replace(recipe, gates=tuple(gates), **changes)
+
+    def mixer(self, number: int) -> MirasLayer | SlidingWindowAttention:
+        """The mixer of a block: a memory, or, in every second block of a hybrid, attention over a window."""
+        if self.sliding_window is not None and number % 2:
+            return SlidingWindowAttention(
+                self.hidden_size,
+                self.num_attention_heads,
+                window=self.sliding_window,
+                head_dim=self.head_dim,
+                rope=self.rope_base,
+            )
+        return MirasLayer(
+            self.hidden_size,
+            self.num_attention_heads,
+            self.memory,
+            head_dim=self.head_dim,
+            value_dim=self.value_head_dim,
+            recipe=self.recipe,
+            chunk_size=self.chunk_size,
+            norm_eps=self.rms_norm_eps,
+        )
+
+    @classmethod
+    def preset(cls, name: str, **changes: Any) -> MirasConfig:
+        """A named configuration: a preset, optionally ``-anchored``, a size, and ``-h`` for a hybrid.
+
+        >>> MirasConfig.preset("yaad-340m").num_hidden_layers
+        24
+        >>> MirasConfig.preset("memora-anchored-tiny-h").sliding_window
+        32
+        """
+        spec, size, hybrid = _parse(name)
+        config = cls(
+            **{
+                "spec": spec,
+                "vocab_size": size.vocab,
+                "hidden_size": size.dim,
+                "num_hidden_layers": size.depth,
+                "num_attention_heads": size.heads,
+                "sliding_window": size.window if hybrid else None,
+                "initializer_range": size.spread,
+                "intermediate_size": size.inner,
+                "label": name,
+                **({} if size.parameters else {"pad_token_id": 256, "bos_token_id": 257, "eos_token_id": 258}),
+                **changes,
+            }
+        )
+        if size.parameters and "intermediate_size" not in changes:
+            config.intermediate_size = _inner(config, size.parameters)
+        return config
+
+    @classmethod
+    def register_for_auto_class(cls, auto_class: str = "AutoConfig") -> None:
+        """Nothing: what is saved already says where its classes are."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Size:
+    """What a size's name stands for; where it names a number of parameters, the inner width is chosen to meet it."""
+
+    depth: int
+    dim: int
+    heads: int
+    window: int
+    vocab: int = 32000
+    parameters: int = 0
+    inner: int = 64
+    spread: float = 0.02
+
+
+SIZES = {
+    "tiny": Size(depth=2, dim=64, heads=2, window=32, vocab=259, inner=128, spread=0.06),
+    "small": Size(depth=4, dim=256, heads=4, window=128, vocab=259, inner=704, spread=0.04),
+    "120m": Size(depth=12, dim=768, heads=16, window=2048, parameters=120_000_000),
+    "340m": Size(depth=24, dim=1024, heads=16, window=2048, parameters=340_000_000),
+    "760m": Size(depth=24, dim=1536, heads=16, window=2048, parameters=760_000_000),
+    "1.3b": Size(depth=24, dim=2048, heads=16, window=2048, parameters=1_300_000_000),
+}
+
+
+def _parse(name: str) -> tuple[Spec, Size, bool]:
+    """The memory, the size and whether it is a hybrid."""
+    parts = name.split("-")
+    hybrid = parts[-1] == "h"
+    parts = parts[:-1] if hybrid else parts
+    anchored = len(parts) == 3 and parts[1] == "anchored"
+    known = len(parts) == (3 if anchored else 2) and parts[0] in presets.PRESETS and parts[-1] in SIZES
+    require(
+        known,
+        f"unknown configuration {name!r}: a name is PRESET-SIZE or PRESET-anchored-SIZE, with -h for a hybrid; "
+        f"presets are {', '.join(presets.PRESETS)}; sizes are {', '.join(SIZES)}",
+    )
+    make = presets.PRESETS[parts[0]]
+    can = [preset for preset, build in presets.PRESETS.items() if "anchor" in inspect.signature(build).parameters]
+    require(not anchored or parts[0] in can, f"{parts[0]} has no anchored form: those that have are {', '.join(can)}")
+    return make(anchor=True) if anchored else make(), SIZES[parts[-1]], hybrid
+
+
+def _inner(config: MirasConfig, parameters: int) -> int:
+    """The inner width, a multiple of 64, that brings a model nearest to a number of parameters."""
+    with torch.device("meta"):
+        mixers = [sum(p.numel() for p in config.mixer(number).parameters()) for number in (0, 1)]
+    depth, dim = config.num_hidden_layers, config.hidden_size
+    heads = 1 if config.tie_word_embeddings else 2
+    rest = heads * config.vocab_size * dim + (2 * depth + 1) * dim + sum(mixers[number % 2] for number in range(depth))
+    return max(1, round((parameters - rest) / (3 * dim * depth * 64))) * 64

@@ -1,0 +1,49 @@
+"""Cross entropy in stretches of tokens, so that the logits of a long sequence never exist all at once.
+
+N tokens, C channels
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+IGNORE = -100
+
+
+def next_labels(labels: Tensor, starts: Tensor | None = None) -> Tensor:
+    """The label of the next token, ``[B,T]``; none after a row's last token, nor across the start of a sequence."""
+    if starts is not None:
+        labels = labels.masked_fill(starts, IGNORE)
+    return F.pad(labels[:, 1:], (0, 1), value=IGNORE)
+
+
+def chunked_cross_entropy(
+    head: Callable[[Tensor], Tensor], hidden: Tensor, labels: Tensor, size: int, items: Tensor | int | None = None
+) -> Tensor:
+    """-log p(label), the mean over tokens that have one (or the sum over ``items``); hidden ``[N,C]``, labels ``[N]``.
+
+    ``head`` gives logits. Those of ``size`` tokens are made at a time, and made again in the backward pass.
+    """
+
+    def stretch(hidden: Tensor, labels: Tensor) -> Tensor:
+        logits = head(hidden)
+        logits = logits if logits.dtype == torch.float64 else logits.float()
+        return F.cross_entropy(logits, labels.to(logits.device), reduction="sum", ignore_index=IGNORE)
+
+    def kept(hidden: Tensor, labels: Tensor) -> Tensor:
+        if not torch.is_grad_enabled():
+            return stretch(hidden, labels)
+        loss: Tensor = checkpoint(stretch, hidden, labels, use_reentrant=False, preserve_rng_state=False)
+        return loss
+
+    size = size or max(len(labels), 1)
+    parts = [kept(*pair) for pair in zip(hidden.split(size), labels.split(size), strict=True)]
+    total = torch.stack(parts).sum()
+    if items is None:
+        items = (labels != IGNORE).sum().clamp_min(1)
+    return total / (items.to(total.device) if isinstance(items, Tensor) else items)

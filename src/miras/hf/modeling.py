@@ -1,0 +1,241 @@
+"""The language model for Hugging Face's tools: one model class, configured.
+
+B batch, T time, C channels, R sequences, N tokens that are there
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+from transformers import GenerationMixin, PreTrainedModel
+from transformers.modeling_layers import GradientCheckpointingLayer
+from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
+from transformers.utils import can_return_tuple
+
+from ..nn import Block
+from ..nn.convolution import ShortConvolution, TokenShift
+from ..nn.gates import Gate, Ridge
+from ..nn.initial import InitialMemory
+from ..nn.layer import Extras
+from ..types import require
+from .cache import MirasCache, check_cache
+from .configuration import MirasConfig
+from .layout import packing_of
+from .loss import chunked_cross_entropy, next_labels
+from .saving import save_with_card
+
+OWN_START = (ShortConvolution, TokenShift, Gate, Ridge, InitialMemory, Extras)
+
+
+class MirasDecoderLayer(GradientCheckpointingLayer, Block):
+    """A :class:`miras.nn.Block` that can be recomputed in the backward pass."""
+
+
+class MirasPreTrainedModel(PreTrainedModel):
+    """What the models share: how they start, how they are saved."""
+
+    config_class = MirasConfig
+    base_model_prefix = "model"
+    supports_gradient_checkpointing = True
+    _no_split_modules = ["MirasDecoderLayer"]  # noqa: RUF012
+    _skip_keys_device_placement = ["past_key_values"]  # noqa: RUF012
+    # what a memory has read cannot be taken back, so nothing may be drafted
+    _is_stateful = True
+
+    @torch.no_grad()
+    def _init_weights(self, module: nn.Module) -> None:
+        """Parts that know how they start do so; projections and embeddings are normal."""
+        if isinstance(module, OWN_START):
+            module.reset_parameters()
+        else:
+            super()._init_weights(module)
+
+    @classmethod
+    def _supports_default_dynamic_cache(cls) -> bool:
+        """No: the model makes its own cache."""
+        return False
+
+    @classmethod
+    def register_for_auto_class(cls, auto_class: str = "AutoModel") -> None:
+        """Nothing: what is saved already says where its classes are."""
+
+    def save_pretrained(self, save_directory: Any, **kwargs: Any) -> None:
+        """As in transformers, with a model card, and with a file that finds these classes where miras is installed."""
+        save_with_card(self, save_directory, super().save_pretrained, kwargs)
+
+
+class MirasModel(MirasPreTrainedModel):
+    """Embeddings, blocks and a last norm: tokens ``[B,T]`` to hidden states ``[B,T,C]``."""
+
+    def __init__(self, config: MirasConfig) -> None:
+        super().__init__(config)
+        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size, config.pad_token_id)
+        self.layers = nn.ModuleList(
+            MirasDecoderLayer(config.mixer(number), config.intermediate_size, norm_eps=config.rms_norm_eps)
+            for number in range(config.num_hidden_layers)
+        )
+        self.norm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+        self.gradient_checkpointing = False
+        self.post_init()
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        past_key_values: MirasCache | None = None,
+        inputs_embeds: Tensor | None = None,
+        use_cache: bool | None = None,
+        output_hidden_states: bool | None = None,
+        cu_seqlens: Tensor | None = None,
+        **kwargs: Any,
+    ) -> BaseModelOutputWithPast:
+        """Run the blocks over the tokens that are there.
+
+        Args:
+            input_ids: ``[B,T]``, or give ``inputs_embeds`` ``[B,T,C]``.
+            attention_mask: ``[B,T]`` or with the past's columns in front; 0 marks padding, on either side.
+            position_ids: ``[B,T]``; where they do not go on by one, a new sequence starts. They mean nothing else.
+            past_key_values: where an earlier call ended.
+            inputs_embeds: ``[B,T,C]``.
+            use_cache: whether to return where this call ends.
+            output_hidden_states: whether to return what each block gave.
+            cu_seqlens: ``[R+1]``, the bounds of sequences packed in a batch of 1.
+            kwargs: what transformers passes to all models and this one has no use for.
+        """
+        require((input_ids is None) != (inputs_embeds is None), "give exactly one of input_ids and inputs_embeds")
+        x = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
+        use_cache, output_hidden_states = self._wanted(use_cache, output_hidden_states)
+        batch, time = x.shape[:2]
+        cache = past_key_values
+        if cache is not None:
+            cache = check_cache(cache, len(self.layers), batch)
+        elif use_cache:
+            cache = MirasCache(len(self.layers))
+        states = None if cache is None else cache.states
+        packing = packing_of(batch, time, attention_mask, position_ids, cu_seqlens)
+        several = packing is not None and len(packing.cu_seqlens) - 1 > batch
+        require(not several or states is None, "a sequence starts inside this call, but past_key_values is not at its start")
+        hidden: list[Tensor] = [x]
+        bounds = None
+        if packing is not None:
+            x, bounds = packing.pack(x), packing.cu_seqlens
+        for number, block in enumerate(self.layers):
+            x, end = block(x, None if states is None else states[number], None, bounds)
+            if cache is not None:
+                if several:
+                    assert packing is not None
+                    end = pytree.tree_map_only(Tensor, lambda s: s[packing.last.to(s.device)], end)
+                cache.layers[number].advance(end, time)
+            if output_hidden_states and number + 1 < len(self.layers):
+                hidden.append(x if packing is None else packing.unpack(x))
+        x = self.norm(x)
+        x = x if packing is None else packing.unpack(x)
+        return BaseModelOutputWithPast(
+            last_hidden_state=x,
+            past_key_values=cache,
+            hidden_states=(*hidden, x) if output_hidden_states else None,
+        )
+
+    def _wanted(self, use_cache: bool | None, output_hidden_states: bool | None) -> tuple[bool, bool]:
+        """What was asked for, or what the configuration says; recomputed blocks keep no cache."""
+        use_cache = self.config.use_cache if use_cache is None else use_cache
+        recomputed = self.gradient_checkpointing and self.training
+        hidden = self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
+        return bool(use_cache) and not recomputed, bool(hidden)
+
+
+class MirasForCausalLM(MirasPreTrainedModel, GenerationMixin):
+    """The model with a head that predicts the next token.
+
+    >>> import torch
+    >>> from miras.hf import MirasConfig, MirasForCausalLM
+    >>> model = MirasForCausalLM(MirasConfig.preset("yaad-tiny")).eval()
+    >>> model.generate(torch.tensor([[1, 2, 3]]), max_new_tokens=4, do_sample=False, eos_token_id=-1, pad_token_id=0).shape
+    torch.Size([1, 7])
+    """
+
+    _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}  # noqa: RUF012
+
+    def __init__(self, config: MirasConfig) -> None:
+        super().__init__(config)
+        self.model = MirasModel(config)
+        self.vocab_size = config.vocab_size
+        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        self.post_init()
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        past_key_values: MirasCache | None = None,
+        inputs_embeds: Tensor | None = None,
+        labels: Tensor | None = None,
+        use_cache: bool | None = None,
+        output_hidden_states: bool | None = None,
+        logits_to_keep: int | Tensor = 0,
+        cu_seqlens: Tensor | None = None,
+        num_items_in_batch: Tensor | int | None = None,
+        **kwargs: Any,
+    ) -> CausalLMOutputWithPast:
+        """Logits of the next token, and the loss where there are labels; other arguments as in :class:`MirasModel`.
+
+        Args:
+            input_ids, attention_mask, position_ids, past_key_values, inputs_embeds, use_cache, output_hidden_states,
+                cu_seqlens: as in :meth:`MirasModel.forward`.
+            labels: ``[B,T]``, the tokens themselves (they are shifted here), -100 where there is nothing to learn. The first
+                token of a packed sequence is never a label.
+            logits_to_keep: logits of the last so many tokens, or of those given; 0 for all.
+            num_items_in_batch: divides the loss instead of the number of labels, for accumulated gradients.
+            kwargs: what transformers passes to all models and this one has no use for.
+
+        While it trains with labels the model returns no logits, unless ``config.loss_chunk`` is 0.
+        """
+        outputs = self.model(
+            input_ids=input_ids,
+            attention_mask=attention_mask,
+            position_ids=position_ids,
+            past_key_values=past_key_values,
+            inputs_embeds=inputs_embeds,
+            use_cache=use_cache,
+            output_hidden_states=output_hidden_states,
+            cu_seqlens=cu_seqlens,
+            return_dict=True,
+        )
+        hidden = outputs.last_hidden_state
+        loss = logits = None
+        if labels is not None:
+            require(labels.shape == hidden.shape[:2], f"labels must be {list(hidden.shape[:2])}, got {list(labels.shape)}")
+            starts = self._starts(hidden, attention_mask, position_ids, cu_seqlens)
+            wanted = next_labels(labels.to(hidden.device), starts).flatten()
+            loss = chunked_cross_entropy(
+                self.lm_head, hidden.flatten(0, 1), wanted, self.config.loss_chunk, num_items_in_batch
+            )
+        if labels is None or not self.training or self.config.loss_chunk == 0:
+            kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
+            logits = self.lm_head(hidden[:, kept, :])
+        return CausalLMOutputWithPast(
+            loss=loss,
+            logits=logits,
+            past_key_values=outputs.past_key_values,
+            hidden_states=outputs.hidden_states,
+        )
+
+    def _starts(
+        self, hidden: Tensor, mask: Tensor | None, position_ids: Tensor | None, cu_seqlens: Tensor | None
+    ) -> Tensor | None:
+        """The first token of every sequence but a row's first, ``[B,T]``, where several stand in one row."""
+        batch, time = hidden.shape[:2]
+        packing = packing_of(batch, time, mask, position_ids, cu_seqlens)
+        if packing is None or len(packing.cu_seqlens) - 1 == batch:
+            return None
+        starts = torch.zeros(batch * time, dtype=torch.bool, device=hidden.device)
+        firsts = packing.cu_seqlens[:-1][packing.cu_seqlens.diff() > 0]
+        starts[packing.index[firsts].to(hidden.device)] = True
+        return starts.reshape(batch, time)

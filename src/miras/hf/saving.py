@@ -1,0 +1,114 @@
+"""What is written beside the weights: a file that finds the classes, and a model card."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from .. import __version__
+from ..nn import RECIPES
+
+if TYPE_CHECKING:
+    from .modeling import MirasPreTrainedModel
+
+SHIM = "modeling_miras"
+AUTO_MAP = {
+    "AutoConfig": f"{SHIM}.MirasConfig",
+    "AutoModel": f"{SHIM}.MirasModel",
+    "AutoModelForCausalLM": f"{SHIM}.MirasForCausalLM",
+}
+SHIM_TEXT = '''"""Where this model's classes are: in the package miras, which has to be installed."""
+
+try:
+    from miras.hf import MirasConfig, MirasForCausalLM, MirasModel
+except ImportError as error:
+    raise ImportError("this model needs miras: pip install 'miras-torch[hf]'") from error
+
+__all__ = ["MirasConfig", "MirasForCausalLM", "MirasModel"]
+'''
+
+CARD = """---
+library_name: transformers
+pipeline_tag: text-generation
+tags:
+- miras
+- {preset}
+---
+
+# {title}
+
+A causal language model whose layers are associative memories that train themselves on the tokens they read.
+
+| | |
+|---|---|
+| memory | {memory} |
+| bias | {bias} |
+| retention | {retention} |
+| algorithm | {algorithm} |
+| blocks | {blocks} |
+| hidden size, heads | {hidden}, {heads} |
+| vocabulary | {vocab} |
+| parameters | {parameters:,} |
+
+## Its update rule
+
+```text
+{rule}
+```
+
+## Use
+
+`pip install 'miras-torch[hf]'` (version {version} wrote this), then
+
+```text
+from transformers import AutoModelForCausalLM
+
+import miras.hf  # or trust_remote_code=True below
+
+model = AutoModelForCausalLM.from_pretrained("{folder}")
+```
+
+`model.generate` carries a state of constant size; there is no maximal length.
+
+## Training data, evaluation, limits
+
+Not stated. Whoever publishes this model should say what it was trained on and what it was measured with.
+"""
+
+
+def card(model: MirasPreTrainedModel, folder: str) -> str:
+    """The model card, filled with what the model knows of itself."""
+    config, spec = model.config, model.config.memory
+    hybrid = "" if config.sliding_window is None else f", every second one attention over {config.sliding_window} tokens"
+    return CARD.format(
+        title=config.label or folder,
+        preset=spec.name if spec.name in RECIPES else "custom-memory",
+        memory=spec.memory.label,
+        bias=spec.bias.label,
+        retention=spec.retention.label,
+        algorithm=spec.algorithm.label,
+        blocks=f"{config.num_hidden_layers}{hybrid}",
+        hidden=config.hidden_size,
+        heads=config.num_attention_heads,
+        vocab=config.vocab_size,
+        parameters=sum(p.numel() for p in model.parameters()),
+        rule=spec.describe().text,
+        version=__version__,
+        folder=folder,
+    )
+
+
+def save_with_card(
+    model: MirasPreTrainedModel, folder: Any, save: Callable[..., None], options: dict[str, Any]
+) -> None:
+    """Save by ``save``, with the shim, and with a card where there is none yet."""
+    model.config.auto_map = dict(AUTO_MAP)
+    path = Path(folder)
+    if options.get("is_main_process", True) and not path.is_file():
+        path.mkdir(parents=True, exist_ok=True)
+        (path / f"{SHIM}.py").write_text(SHIM_TEXT)
+        readme = path / "README.md"
+        if not readme.exists():
+            readme.write_text(card(model, path.name))
+    save(folder, **options)
