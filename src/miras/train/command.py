@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import sys
 import time
+from importlib.util import find_spec
 from pathlib import Path
 
 from accelerate.utils import set_seed
 from transformers.utils.logging import disable_progress_bar
 
 from ..data.corpus import Corpus, prepare
+from ..data.sequences import spread
 from ..data.sources import Files, Source, source_of
 from ..data.tokenizer import Tokenizer, tokenizer_of
 from ..hf import MirasForCausalLM
+from ..types import require
 from . import run
 from .checkpoint import found
 from .config import DataConfig, TrainConfig
 from .engine import Engine
-from .loop import Job, Place, bits_per_nat, restore, train
+from .loop import Job, Place, StoppedError, bits_per_nat, loader, restore, train
 from .metrics import Metrics, lines
 from .models import Objective, build_model, model_config
 from .optimiser import adamw
@@ -27,9 +31,11 @@ from .sample import sample
 
 
 def train_command(config: TrainConfig, resume: bool) -> int:
-    """Run a training; the exit code: 0 at the end, 128 and the signal's number where one ended it early."""
+    """Run a training; the exit code: 0 at the end, 128 and the signal's number after one, 1 where nothing went on."""
     began = time.monotonic()
-    engine = Engine(config.engine, config.log.trackers)
+    for tracker in config.log.trackers:
+        require(find_spec(tracker) is not None, f"log.trackers: {tracker} is not installed: pip install {tracker}")
+    engine = Engine(config.engine)
     tokenizer = tokenizer_of(config.data.tokenizer, config.data.end)
     model_config(config.model, tokenizer)
     folder = engine.on_first(lambda: chosen_folder(config, resume))
@@ -38,8 +44,14 @@ def train_command(config: TrainConfig, resume: bool) -> int:
     if resume:
         engine.on_first(lambda: run.check_identity(folder, run.identity(config, corpus)))
     job = make_job(config, engine, corpus, tokenizer, folder)
-    with Progress(config.steps, config.log.every, engine.first) as progress:
-        signalled = work(job, progress, resume)
+    try:
+        with Progress(config.steps, config.log.every, engine.first) as progress:
+            signalled = work(job, progress, resume)
+    except StoppedError as error:
+        if engine.first:
+            print(f"miras: {error}", file=sys.stderr)
+        engine.accelerator.end_training()
+        return 1
     if signalled is None and engine.first:
         conclude(job, tokenizer, time.monotonic() - began)
     engine.accelerator.wait_for_everyone()
@@ -81,14 +93,19 @@ def make_job(config: TrainConfig, engine: Engine, corpus: Corpus, tokenizer: Tok
 def work(job: Job, progress: Progress, resume: bool) -> int | None:
     """Everything from the first line on the screen to the last step."""
     config, engine = job.config, job.engine
+    # what does not fit together is found out before anything is written
+    loader(job, 0)
+    spread(job.corpus.valid, config.data.length, config.log.eval_sequences)
     introduce(job, progress)
     place = restore(job, progress) if resume else Place()
     metrics = None
     if engine.first:
-        run.begin(job.folder, config, job.corpus, engine.processes, job.parameters)
+        run.begin(job.folder, config, job.corpus, job.parameters, engine.about(job.model))
         metrics = Metrics(job.folder / "metrics.jsonl")
         metrics.cut(place.step)
-    engine.track(job.folder, {f"{a}.{b}": value for a, keys in to_dict(config).items() for b, value in keys.items()})
+    engine.track(
+        config.log.trackers, job.folder, {f"{a}.{b}": value for a, keys in to_dict(config).items() for b, value in keys.items()}
+    )
     progress.begin(place.step)
     try:
         return train(job, progress, place, metrics)
@@ -144,7 +161,6 @@ def read_corpus(config: DataConfig, tokenizer: Tokenizer) -> Corpus:
     valid: Source | None = None
     if config.valid_path is not None:
         path = Path(config.valid_path).expanduser()
-        if not path.exists():
-            raise ValueError(f"no such file or folder: {config.valid_path} (data.valid_path)")
+        require(path.exists(), f"no such file or folder: {config.valid_path} (data.valid_path)")
         valid = Files(path, field=config.field, valid_share=config.valid_share, only="valid")
     return prepare(source, tokenizer, Path(config.cache), valid=valid, on_bad=config.on_bad, max_tokens=config.max_tokens)

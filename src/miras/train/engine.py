@@ -13,8 +13,10 @@ from typing import Any, TypeVar
 
 import torch
 from accelerate import Accelerator
+from accelerate.tracking import filter_trackers
 from accelerate.utils import DistributedType, FullyShardedDataParallelPlugin, broadcast_object_list, set_seed
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from ..types import require
 from .config import EngineConfig
@@ -34,7 +36,7 @@ class Engine:
         sharded: whether each process holds a part of every parameter (FSDP2).
     """
 
-    def __init__(self, config: EngineConfig, trackers: tuple[str, ...] = ()) -> None:
+    def __init__(self, config: EngineConfig) -> None:
         self.config = config
         if config.threads is not None:
             torch.set_num_threads(config.threads)
@@ -45,7 +47,6 @@ class Engine:
         self.accelerator = Accelerator(
             cpu=on_cpu,
             mixed_precision=precision,
-            log_with=list(trackers) or None,
             # on the CPU accelerate takes no plugin: see below
             fsdp_plugin=None if on_cpu else plugin,
         )
@@ -68,6 +69,18 @@ class Engine:
                 block.compile()
         wrapped, optimiser = self.accelerator.prepare(model, optimiser)
         return wrapped, optimiser
+
+    def about(self, model: nn.Module) -> dict[str, Any]:
+        """How the model is spread, as it is and not as it was asked for."""
+        sharded = sum(isinstance(parameter, DTensor) for parameter in model.parameters())
+        return {
+            "processes": self.processes,
+            "device": str(self.device.type),
+            "engine": str(self.accelerator.distributed_type.value),
+            "precision": self.accelerator.mixed_precision,
+            "threads": torch.get_num_threads(),
+            "sharded_parameters": sharded,
+        }
 
     def hold(self, model: nn.Module, last: bool) -> AbstractContextManager[Any]:
         """Gradients are summed over the processes after the last micro-batch alone."""
@@ -97,9 +110,10 @@ class Engine:
             raise failure
         return result
 
-    def track(self, folder: Path, values: dict[str, Any]) -> None:
-        """Start accelerate's trackers, those that write files in a folder of their own."""
+    def track(self, trackers: tuple[str, ...], folder: Path, values: dict[str, Any]) -> None:
+        """Start accelerate's trackers; files of theirs go into the folder."""
         self.accelerator.project_configuration.set_directories(str(folder))
+        self.accelerator.log_with = filter_trackers(list(trackers), self.accelerator.logging_dir)
         plain = {key: value if isinstance(value, int | float | str | bool) else str(value) for key, value in values.items()}
         self.accelerator.init_trackers("miras", config=plain)
 

@@ -36,22 +36,28 @@ class Objective(nn.Module):
         return chunked_cross_entropy(head, hidden.flatten(0, 1), targets.flatten(), size, items)
 
 
+# what a configuration of training calls the fields of a model's
+FIELDS = {
+    "layers": "num_hidden_layers",
+    "dim": "hidden_size",
+    "inner": "intermediate_size",
+    "heads": "num_attention_heads",
+    "vocab_size": "vocab_size",
+    "chunk_size": "chunk_size",
+    "window": "sliding_window",
+}
+
+
+def model_changes(config: ModelConfig) -> dict[str, int]:
+    """The fields of the language model's configuration that differ from its size's."""
+    return {name: getattr(config, key) for key, name in FIELDS.items() if getattr(config, key) is not None}
+
+
 def model_config(config: ModelConfig, tokenizer: Tokenizer) -> MirasConfig:
     """The configuration of the language model: a named one with the changes asked for, that fits the tokenizer."""
-    names = {
-        "layers": "num_hidden_layers",
-        "dim": "hidden_size",
-        "inner": "intermediate_size",
-        "heads": "num_attention_heads",
-        "vocab_size": "vocab_size",
-        "chunk_size": "chunk_size",
-        "window": "sliding_window",
-    }
-    changes = {name: getattr(config, key) for key, name in names.items() if getattr(config, key) is not None}
+    changes = model_changes(config)
     if Path(config.name).is_dir():
-        require(
-            not changes, f"model.name {config.name} is a saved model, whose sizes cannot be changed: got {', '.join(changes)}"
-        )
+        require(not changes, f"model.name {config.name} is a saved model, whose sizes are fixed: got {', '.join(changes)}")
         found = MirasConfig.from_pretrained(config.name)
     else:
         found = MirasConfig.preset(config.name, **changes)

@@ -94,8 +94,8 @@ def check_identity(folder: Path, now: dict[str, Any]) -> None:
         )
 
 
-def begin(folder: Path, config: TrainConfig, corpus: Corpus, processes: int, parameters: int) -> None:
-    """Write what the run is, before it starts; every start adds a line on where it happened."""
+def begin(folder: Path, config: TrainConfig, corpus: Corpus, parameters: int, engine: dict[str, Any]) -> None:
+    """Write what the run is, before it starts; every start adds a line on where and how it happened."""
     import yaml
 
     folder.mkdir(parents=True, exist_ok=True)
@@ -106,7 +106,7 @@ def begin(folder: Path, config: TrainConfig, corpus: Corpus, processes: int, par
         "parameters": parameters,
         "data": {"title": corpus.title, "train": corpus.train.count, "valid": corpus.valid.count, "warnings": corpus.warnings},
         "identity": identity(config, corpus),
-        "starts": [*starts, {**provenance(), "processes": processes}],
+        "starts": [*starts, {**provenance(), **engine}],
     }
     fresh = path.with_suffix(".new")
     fresh.write_text(json.dumps(about, indent=1))
