@@ -103,9 +103,8 @@ def work(job: Job, progress: Progress, resume: bool) -> int | None:
         run.begin(job.folder, config, job.corpus, job.parameters, engine.about(job.model))
         metrics = Metrics(job.folder / "metrics.jsonl")
         metrics.cut(place.step)
-    engine.track(
-        config.log.trackers, job.folder, {f"{a}.{b}": value for a, keys in to_dict(config).items() for b, value in keys.items()}
-    )
+    options = {f"{section}.{key}": value for section, keys in to_dict(config).items() for key, value in keys.items()}
+    engine.track(config.log.trackers, job.folder, options)
     progress.begin(place.step)
     try:
         return train(job, progress, place, metrics)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
-from accelerate import Accelerator
+from accelerate import Accelerator, PartialState
 from accelerate.tracking import filter_trackers
 from accelerate.utils import DistributedType, FullyShardedDataParallelPlugin, broadcast_object_list, set_seed
 from torch import Tensor, nn
@@ -55,7 +55,8 @@ class Engine:
         self.first = self.accelerator.is_main_process
         require(
             not self.sharded or self.processes > 1 or "RANK" in os.environ,
-            "engine.parallel fsdp needs processes to share the model: start with torchrun or accelerate launch",
+            "engine.parallel fsdp needs processes to share the model: start with torchrun or accelerate launch, or give "
+            "--engine.parallel ddp",
         )
         if plugin is not None and on_cpu:
             shard_on_cpu(self.accelerator, plugin, precision)
@@ -150,4 +151,6 @@ def shard_on_cpu(accelerator: Accelerator, plugin: FullyShardedDataParallelPlugi
     if precision != "no":
         plugin.set_mixed_precision(precision)
     accelerator.state.fsdp_plugin = plugin
+    # accelerate keeps it in two places, and copies the second over the first
     accelerator.state.distributed_type = DistributedType.FSDP
+    PartialState._shared_state["distributed_type"] = DistributedType.FSDP
