@@ -3,7 +3,7 @@
     PYTHONPATH=src python experiments/kills/run.py            # ten kills; writes results.json beside this file
 
 Two trainings of the same configuration on the CPU, one calm, one killed. A kill falls at a random time after its process has
-begun, while it starts, trains, validates or saves. What is compared is every byte of the final checkpoint's weights and moments.
+begun, while it starts, trains, validates or saves. Compared is every byte of the final checkpoint's weights and moments.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from miras.train.metrics import lines  # noqa: E402
 
 HERE = Path(__file__).parent
 OPTIONS = (
-    "--optim.steps 300 --save.every 5 --log.eval_every 50 --log.eval_sequences 16 --log.sample 0 --data.length 64 --data.batch 8 "
-    "--engine.threads 1 --engine.device cpu --model.name yaad-tiny"
+    "--optim.steps 300 --save.every 5 --log.eval_every 50 --log.eval_sequences 16 --log.sample 0 --data.length 64 "
+    "--data.batch 8 --engine.threads 1 --engine.device cpu --model.name yaad-tiny"
 )
 
 
@@ -91,7 +91,8 @@ def main() -> None:
             print(number + 1, kills[-1], flush=True)
         finish(killed)
         hashes = {
-            run.name: {name: digest(found(run / "checkpoints")[0] / name) for name in (MODEL, OPTIMISER)} for run in (calm, killed)
+            run.name: {name: digest(found(run / "checkpoints")[0] / name) for name in (MODEL, OPTIMISER)}
+            for run in (calm, killed)
         }
         losses = [[line["loss"] for line in lines(run / "metrics.jsonl") if "loss" in line] for run in (calm, killed)]
     result = {

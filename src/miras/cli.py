@@ -86,6 +86,7 @@ def parser() -> Parser:
 
 def add_train(command: argparse.ArgumentParser) -> None:
     """The options of ``miras train``."""
+    command.usage = "miras train [--resume] [--config FILE] [--section.key value ...]"
     command.description = (
         "Train a language model. With nothing given: a small one, on Python's own documentation and sources, in two minutes. "
         "On several processes: torchrun --nproc-per-node 8 -m miras train ..., or accelerate launch -m miras train ..."
@@ -118,6 +119,7 @@ def run_train(arguments: argparse.Namespace) -> int:
 
 def add_plan(command: argparse.ArgumentParser) -> None:
     """The options of ``miras plan``."""
+    command.usage = "miras plan [--gpus N,N,...] [--measured FILE] [--config FILE] [--section.key value ...]"
     command.description = (
         "What a training will take, from the configuration that miras train would get: parameters, FLOPs a token, memory a "
         "GPU, and hours, from a throughput that was measured."

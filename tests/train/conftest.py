@@ -41,11 +41,11 @@ class Lab:
 
     def here(self, name, *more):
         """Train in this process; the exit code."""
-        code = main(self.argv(name, *more))
-        for state in (AcceleratorState, PartialState):
-            state._reset_state()
-        GradientState._reset_state()
-        return code
+        try:
+            return main(self.argv(name, *more))
+        finally:
+            for state in (AcceleratorState, PartialState, GradientState):
+                state._reset_state()
 
     def start(self, name, *more, processes=None):
         """Train in a process, or in several, of its own."""

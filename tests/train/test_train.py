@@ -277,6 +277,7 @@ def test_the_running_mean_begins_as_the_plain_one():
 # variants of one run
 
 
+@pytest.mark.filterwarnings("ignore:Mismatch dtype between input and weight:UserWarning")
 def test_micro_batches_and_recomputation_change_nothing_but_rounding(lab):
     short = ["--optim.steps", "5"]
     assert lab.here("one", *short) == 0
@@ -284,6 +285,10 @@ def test_micro_batches_and_recomputation_change_nothing_but_rounding(lab):
     assert lab.here("twice", *short, "--engine.checkpointing") == 0
     for other in ("four", "twice"):
         assert lab.losses(other) == pytest.approx(lab.losses("one"), abs=1e-5)
+    assert lab.here("low", *short, "--engine.precision", "bf16") == 0
+    # eight bits of mantissa: near, and not the same
+    assert lab.losses("low") == pytest.approx(lab.losses("one"), abs=0.03) and lab.losses("low") != lab.losses("one")
+    assert lab.about("low")["starts"][0]["precision"] == "bf16"
 
 
 def test_isolated_documents_train(lab):

@@ -43,7 +43,7 @@ def train_command(config: TrainConfig, resume: bool) -> int:
         corpus = read_corpus(config.data, tokenizer)
     if resume:
         engine.on_first(lambda: run.check_identity(folder, run.identity(config, corpus)))
-    job = make_job(config, engine, corpus, tokenizer, folder)
+    job = make_job(config, engine, corpus, tokenizer, folder, began)
     try:
         with Progress(config.steps, config.log.every, engine.first) as progress:
             signalled = work(job, progress, resume)
@@ -53,7 +53,7 @@ def train_command(config: TrainConfig, resume: bool) -> int:
         engine.accelerator.end_training()
         return 1
     if signalled is None and engine.first:
-        conclude(job, tokenizer, time.monotonic() - began)
+        conclude(job, tokenizer)
     engine.accelerator.wait_for_everyone()
     engine.accelerator.end_training()
     return 0 if signalled is None else 128 + signalled
@@ -66,7 +66,7 @@ def chosen_folder(config: TrainConfig, resume: bool) -> Path:
     return folder
 
 
-def make_job(config: TrainConfig, engine: Engine, corpus: Corpus, tokenizer: Tokenizer, folder: Path) -> Job:
+def make_job(config: TrainConfig, engine: Engine, corpus: Corpus, tokenizer: Tokenizer, folder: Path, began: float) -> Job:
     """The model and its optimiser, the same on every process, then spread over them."""
     set_seed(config.run.seed)
     model = build_model(config.model, tokenizer)
@@ -86,6 +86,7 @@ def make_job(config: TrainConfig, engine: Engine, corpus: Corpus, tokenizer: Tok
         optimiser=optimiser,
         folder=folder,
         parameters=parameters,
+        began=began,
         describe=describe,
     )
 
@@ -134,7 +135,7 @@ def picture(job: Job) -> None:
         draw(known, job.folder / "plot.png", title, bits_per_nat(job.corpus.train.bytes_per_token))
 
 
-def conclude(job: Job, tokenizer: Tokenizer, seconds: float) -> None:
+def conclude(job: Job, tokenizer: Tokenizer) -> None:
     """Leave a model, a sample and the line to type next."""
     # its bars would stand between the lines below
     disable_progress_bar()
@@ -147,7 +148,7 @@ def conclude(job: Job, tokenizer: Tokenizer, seconds: float) -> None:
         text = sample(folder, log.prompt, log.sample, seed=job.config.run.seed)
         (job.folder / "sample.txt").write_text(text + "\n", encoding="utf-8")
         print(f"\n{text}\n")
-    print(f"validation: {bits:.4f} bits per byte after {job.config.steps} steps, {clock(seconds)} in all")
+    print(f"validation: {bits:.4f} bits per byte after {job.config.steps} steps, {clock(time.monotonic() - job.began)} in all")
     print(f"see {job.folder / 'plot.png'} and {job.folder / 'metrics.jsonl'}; the model is in {folder}")
     print(f"next: miras sample {folder} --prompt 'import '")
 

@@ -40,6 +40,7 @@ class Job:
     optimiser: torch.optim.Optimizer
     folder: Path
     parameters: int
+    began: float
     describe: Callable[[Path], None]
 
     @property
@@ -198,6 +199,7 @@ def one_step(job: Job, place: Place, micro_batches: list[Batch], waited: float) 
         "lr": rate,
         "grad_norm": norm,
         "tokens": place.step * tokens,
+        "seconds": time.monotonic() - job.began,
         "tokens_per_second": tokens / seconds,
         "memory_gb": engine.memory(),
         "data_share": waited / seconds,
@@ -235,8 +237,9 @@ def step_targets(job: Job, micro_batches: list[Batch]) -> Tensor:
 
 
 def on_device(batch: Batch, device: torch.device) -> tuple[Tensor, Tensor, Tensor | None]:
-    """A batch where the model is; bounds stay on the CPU, where they are read."""
-    return batch.inputs.to(device, non_blocking=True), batch.targets.to(device, non_blocking=True), batch.bounds
+    """A batch where the model is."""
+    inputs, targets = (tensor.to(device, non_blocking=True) for tensor in (batch.inputs, batch.targets))
+    return inputs, targets, None if batch.bounds is None else batch.bounds.to(device)
 
 
 @torch.no_grad()
