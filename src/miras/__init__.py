@@ -5,7 +5,9 @@
 deltanet: Matrix + L2 + Keep + GradientDescent
 """
 
-from . import algorithm, bias, memory, presets, retention
+from typing import Any
+
+from . import algorithm, bias, memory, nn, presets, retention
 from .memorize import Explanation, explain, memorize, recall
 from .spec import Spec
 from .types import CacheState, Gates, NewtonState, Norm, State
@@ -25,7 +27,19 @@ __all__ = [
     "explain",
     "memorize",
     "memory",
+    "nn",
     "presets",
     "recall",
     "retention",
 ]
+
+# these need transformers, which is imported when one of them is asked for
+_LANGUAGE_MODEL = ("MirasConfig", "MirasForCausalLM", "MirasModel")
+
+
+def __getattr__(name: str) -> Any:
+    if name in _LANGUAGE_MODEL:
+        from . import hf
+
+        return getattr(hf, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

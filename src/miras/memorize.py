@@ -69,7 +69,8 @@ def memorize(
     >>> y.shape, state.weights.shape
     (torch.Size([1, 10, 2, 4]), torch.Size([1, 2, 4, 4]))
     """
-    require(isinstance(spec, Spec), f"spec must be a Spec (miras.presets.get(name) gives one), got {spec!r}")
+    if not isinstance(spec, Spec):
+        raise ValueError(f"spec must be a Spec (miras.presets.get(name) gives one), got {spec!r}")
     size = checks.how(spec, form, chunk_size, backend, packed=cu_seqlens is not None)
     shapes = checks.tokens(spec, q, k, v, cu_seqlens)
     dtype = torch.float64 if q.dtype == torch.float64 else torch.float32

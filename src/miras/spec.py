@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 from collections.abc import Iterator
@@ -51,6 +52,8 @@ class Spec:
         )
         for one, other, reason in refusals(self.memory, self.bias, self.retention, self.algorithm):
             raise ValueError(f"{one.label} ({one.room}) does not go with {other.label} ({other.room}): {reason}")
+        # made once: messages mention it, and torch.compile cannot trace how it is made
+        assert self.title
 
     @property
     def gates(self) -> tuple[Gate, ...]:
@@ -106,9 +109,14 @@ class Spec:
         """The update rule these choices yield, assembled from the parts' own formulas."""
         return Description(title=str(self), lines=tuple(_lines(self)))
 
-    def __str__(self) -> str:
+    @functools.cached_property
+    def title(self) -> str:
+        """The name and the parts, on one line."""
         parts = " + ".join(part.label for part in (self.memory, self.bias, self.retention, self.algorithm))
         return f"{self.name}: {parts}" if self.name else parts
+
+    def __str__(self) -> str:
+        return self.title
 
 
 @dataclass(frozen=True, kw_only=True)

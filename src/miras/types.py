@@ -6,6 +6,7 @@ B batch, T time, H heads, K key channels, V value channels, D = K = V where a me
 from __future__ import annotations
 
 import dataclasses
+import functools
 import inspect
 from typing import Any, ClassVar, Literal, NamedTuple, TypeVar
 
@@ -164,7 +165,7 @@ class Part:
                 raise ValueError(f"{name} has no parameter {key!r}: it has {', '.join(allowed) or 'none'}")
         return kind(**values)  # type: ignore[return-value]
 
-    @property
+    @functools.cached_property
     def label(self) -> str:
         """The part with the parameters that differ from their defaults, for tables."""
         changed = [

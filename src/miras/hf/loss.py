@@ -42,7 +42,7 @@ def chunked_cross_entropy(
         return loss
 
     size = size or max(len(labels), 1)
-    parts = [kept(*pair) for pair in zip(hidden.split(size), labels.split(size), strict=True)]
+    parts = [kept(*pair) for pair in zip(torch.split(hidden, size), torch.split(labels, size), strict=True)]
     total = torch.stack(parts).sum()
     if items is None:
         items = (labels != IGNORE).sum().clamp_min(1)

@@ -17,9 +17,10 @@ from transformers.utils import can_return_tuple
 
 from ..nn import Block
 from ..nn.convolution import ShortConvolution, TokenShift
+from ..nn.extras import Extras
 from ..nn.gates import Gate, Ridge
 from ..nn.initial import InitialMemory
-from ..nn.layer import Extras
+from ..nn.norm import RMSNorm
 from ..types import require
 from .cache import MirasCache, check_cache
 from .configuration import MirasConfig
@@ -27,7 +28,7 @@ from .layout import packing_of
 from .loss import chunked_cross_entropy, next_labels
 from .saving import save_with_card
 
-OWN_START = (ShortConvolution, TokenShift, Gate, Ridge, InitialMemory, Extras)
+OWN_START = (RMSNorm, ShortConvolution, TokenShift, Gate, Ridge, InitialMemory, Extras)
 
 
 class MirasDecoderLayer(GradientCheckpointingLayer, Block):
@@ -77,7 +78,7 @@ class MirasModel(MirasPreTrainedModel):
             MirasDecoderLayer(config.mixer(number), config.intermediate_size, norm_eps=config.rms_norm_eps)
             for number in range(config.num_hidden_layers)
         )
-        self.norm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+        self.norm = RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
         self.gradient_checkpointing = False
         self.post_init()
 
@@ -214,9 +215,7 @@ class MirasForCausalLM(MirasPreTrainedModel, GenerationMixin):
             require(labels.shape == hidden.shape[:2], f"labels must be {list(hidden.shape[:2])}, got {list(labels.shape)}")
             starts = self._starts(hidden, attention_mask, position_ids, cu_seqlens)
             wanted = next_labels(labels.to(hidden.device), starts).flatten()
-            loss = chunked_cross_entropy(
-                self.lm_head, hidden.flatten(0, 1), wanted, self.config.loss_chunk, num_items_in_batch
-            )
+            loss = chunked_cross_entropy(self.lm_head, hidden.flatten(0, 1), wanted, self.config.loss_chunk, num_items_in_batch)
         if labels is None or not self.training or self.config.loss_chunk == 0:
             kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
             logits = self.lm_head(hidden[:, kept, :])
@@ -237,5 +236,5 @@ class MirasForCausalLM(MirasPreTrainedModel, GenerationMixin):
             return None
         starts = torch.zeros(batch * time, dtype=torch.bool, device=hidden.device)
         firsts = packing.cu_seqlens[:-1][packing.cu_seqlens.diff() > 0]
-        starts[packing.index[firsts].to(hidden.device)] = True
+        starts[packing.where[firsts].to(hidden.device)] = True
         return starts.reshape(batch, time)

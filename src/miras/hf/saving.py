@@ -99,9 +99,7 @@ def card(model: MirasPreTrainedModel, folder: str) -> str:
     )
 
 
-def save_with_card(
-    model: MirasPreTrainedModel, folder: Any, save: Callable[..., None], options: dict[str, Any]
-) -> None:
+def save_with_card(model: MirasPreTrainedModel, folder: Any, save: Callable[..., None], options: dict[str, Any]) -> None:
     """Save by ``save``, with the shim, and with a card where there is none yet."""
     model.config.auto_map = dict(AUTO_MAP)
     path = Path(folder)

@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ..forms.common import split
 from ..types import require
 from .functional import rotate
 from .packing import Packing, Places
@@ -32,8 +33,10 @@ def windowed(q: Tensor, keys: Tensor, values: Tensor, seen: Tensor) -> Tensor:
     time, window = q.shape[1], keys.shape[1] - q.shape[1]
     block = min(window, time)
     blocks, fill = -(-time // block), -time % block
-    q = F.pad(q, (0, 0, 0, 0, 0, fill)).unflatten(1, (blocks, block)).permute(0, 1, 3, 2, 4)  # [B,N,H,L,D]
-    keys, values = (F.pad(x, (0, 0, 0, 0, 0, fill)).unfold(1, window + block, block).mT for x in (keys, values))  # [B,N,H,S+L,D]
+    q = split(F.pad(q, (0, 0, 0, 0, 0, fill)), 1, blocks).transpose(2, 3)  # [B,N,H,L,D]
+    keys, values = (
+        F.pad(x, (0, 0, 0, 0, 0, fill)).unfold(1, window + block, block).mT for x in (keys, values)
+    )  # [B,N,H,S+L,D]
     query, pair = torch.arange(block, device=q.device)[:, None], torch.arange(window + block, device=q.device)
     near = (pair > query) & (pair <= query + window)
     start = torch.arange(blocks, device=q.device)[:, None] * block
@@ -46,9 +49,7 @@ def windowed(q: Tensor, keys: Tensor, values: Tensor, seen: Tensor) -> Tensor:
 class SlidingWindowAttention(nn.Module):
     """Causal softmax attention over the last ``window`` tokens, with rotary positions: ``[B,T,C] -> [B,T,C]``."""
 
-    def __init__(
-        self, dim: int, heads: int, *, window: int, head_dim: int | None = None, rope: float = 1e4
-    ) -> None:
+    def __init__(self, dim: int, heads: int, *, window: int, head_dim: int | None = None, rope: float = 1e4) -> None:
         super().__init__()
         require(window >= 1, f"window must be 1 or more, got {window}")
         require(head_dim is not None or dim % heads == 0, f"dim={dim} is not a multiple of heads={heads}: give head_dim")
@@ -69,7 +70,7 @@ class SlidingWindowAttention(nn.Module):
             packing = Packing.of(mask)
             y, state = self(packing.pack(x), state, cu_seqlens=packing.cu_seqlens)
             return packing.unpack(y), state
-        q, k, v = (proj(x).unflatten(-1, (self.heads, self.width)) for proj in (self.q_proj, self.k_proj, self.v_proj))
+        q, k, v = (split(proj(x), -1, self.heads) for proj in (self.q_proj, self.k_proj, self.v_proj))
         if cu_seqlens is None:
             y, state = self._attend(q, k, v, state, None)
         else:

@@ -14,6 +14,7 @@ from ..spec import Spec
 from ..types import require
 from .attention import SlidingWindowAttention, WindowState
 from .layer import MirasLayer, MirasState
+from .norm import RMSNorm
 from .recipes import Recipe
 
 BlockState = MirasState | WindowState
@@ -38,9 +39,9 @@ class Block(nn.Module):
 
     def __init__(self, mixer: MirasLayer | SlidingWindowAttention, inner: int, *, norm_eps: float = 1e-6) -> None:
         super().__init__()
-        self.mixer_norm = nn.RMSNorm(mixer.dim, eps=norm_eps)
+        self.mixer_norm = RMSNorm(mixer.dim, eps=norm_eps)
         self.mixer = mixer
-        self.mlp_norm = nn.RMSNorm(mixer.dim, eps=norm_eps)
+        self.mlp_norm = RMSNorm(mixer.dim, eps=norm_eps)
         self.mlp = SwiGLU(mixer.dim, inner)
 
     def forward(
@@ -79,7 +80,7 @@ class Stack(nn.Module):
             return MirasLayer(dim, heads, spec, recipe=recipe, chunk_size=chunk_size)
 
         self.blocks = nn.ModuleList(Block(mixer(number), inner or 8 * dim // 3) for number in range(depth))
-        self.norm = nn.RMSNorm(dim, eps=1e-6)
+        self.norm = RMSNorm(dim, eps=1e-6)
 
     def forward(
         self,

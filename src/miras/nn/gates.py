@@ -84,27 +84,31 @@ class Gate(nn.Module):
         self.recipe, self.heads, self.pairs, self.unit = recipe, heads, pairs, unit
         self.width = width if recipe.channelwise else None
         out = pairs * heads * (width if recipe.channelwise else 1)
-        self.down = None if recipe.rank is None else nn.Linear(dim, recipe.rank, bias=False)
-        self.up = nn.Linear(recipe.rank or dim, out)
+        # parameters of its own, not of linear layers inside: whoever starts linear layers in a way of his own leaves gates alone
+        self.down = None if recipe.rank is None else nn.Parameter(torch.empty(recipe.rank, dim))
+        self.up = nn.Parameter(torch.empty(out, recipe.rank or dim))
+        self.bias = nn.Parameter(torch.empty(out))
         self.log_rate = nn.Parameter(torch.empty(heads)) if recipe.rate else None
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
         """The bias sets the value a gate starts with, the weights move it a little."""
-        nn.init.normal_(self.up.weight, std=0.02)
+        if self.down is not None:
+            nn.init.normal_(self.down, std=self.down.shape[1] ** -0.5)
+        nn.init.normal_(self.up, std=0.02)
         ends = self.recipe.start if isinstance(self.recipe.start, tuple) else (self.recipe.start, self.recipe.start)
         low, high = (LINKS[self.recipe.link].inverse(end, self.recipe.limit) for end in ends)
-        nn.init.uniform_(self.up.bias, low, high)
+        nn.init.uniform_(self.bias, low, high)
         if self.log_rate is not None:
             nn.init.uniform_(self.log_rate, 0.0, math.log(16.0))
 
     def forward(self, x: Tensor) -> Tensor:
-        x = self.up(x if self.down is None else self.down(x))
+        x = F.linear(x if self.down is None else F.linear(x, self.down), self.up, self.bias)
         # a logarithm of nearly 1 needs more digits than bf16 has
         x = x if x.dtype == torch.float64 else x.float()
-        shape = (x.shape[0], x.shape[1] * self.pairs, self.heads)
-        x = x.reshape(*shape) if self.width is None else x.reshape(*shape, self.width)
         value = LINKS[self.recipe.link].value(x, self.recipe.limit)
+        shape = (x.shape[0], x.shape[1] * self.pairs, self.heads)
+        value = value.reshape(*shape) if self.width is None else value.reshape(*shape, self.width)
         if self.log_rate is not None:
             rate = self.log_rate.to(x.dtype).exp()
             value = value * (rate if self.width is None else rate[:, None])
@@ -137,11 +141,15 @@ class Slopes(nn.Module):
         self.heads = heads
 
     def forward(self, x: Tensor) -> Tensor:
-        head = torch.arange(1, self.heads + 1, device=x.device, dtype=torch.float64 if x.dtype == torch.float64 else torch.float32)
+        head = torch.arange(
+            1, self.heads + 1, device=x.device, dtype=torch.float64 if x.dtype == torch.float64 else torch.float32
+        )
         return -torch.exp2(-8 * head / self.heads)
 
 
-def gate_of(recipe: GateRecipe, dim: int, heads: int, width: int, *, pairs: int = 1, unit: float = 1.0) -> Gate | Ridge | Slopes:
+def gate_of(
+    recipe: GateRecipe, dim: int, heads: int, width: int, *, pairs: int = 1, unit: float = 1.0
+) -> Gate | Ridge | Slopes:
     """The module that makes a gate."""
     if recipe.link == "ridge":
         return Ridge(recipe, heads, width)

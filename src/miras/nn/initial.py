@@ -55,7 +55,9 @@ class InitialMemory(nn.Module):
         super().__init__()
         shapes = spec.memory.shapes(keys, values) if learns_start(spec) else ()
         self.scales = [scale_of(spec.retention, shape) for shape in shapes]
-        self.weights = nn.ParameterList(nn.Parameter(torch.empty(heads, *shape)) for shape in shapes)
+        self.names = [f"w{number + 1}" for number in range(len(shapes))]
+        for name, shape in zip(self.names, shapes, strict=True):
+            self.register_parameter(name, nn.Parameter(torch.empty(heads, *shape)))
         normed = not spec.memory.linear
         self.gain = nn.Parameter(torch.empty(heads, values)) if normed else None
         self.shift = nn.Parameter(torch.empty(heads, values)) if normed else None
@@ -67,6 +69,11 @@ class InitialMemory(nn.Module):
         if self.gain is not None and self.shift is not None:
             nn.init.ones_(self.gain)
             nn.init.zeros_(self.shift)
+
+    @property
+    def weights(self) -> Weights:
+        """The parameters, outermost first."""
+        return tuple(self.get_parameter(name) for name in self.names)
 
     @property
     def unit(self) -> float:

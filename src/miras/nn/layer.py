@@ -5,6 +5,7 @@ B batch, T time, C channels of the input, H heads, K key channels, V value chann
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -19,13 +20,19 @@ from ..spec import Spec
 from ..types import AnyState, Gates, require
 from . import functional
 from .convolution import ShortConvolution, TokenShift
-from .gates import Gate, gate_of
+from .extras import Extras
+from .gates import gate_of
 from .initial import InitialMemory
+from .norm import RMSNorm
 from .packing import Packing, Places
 from .recipes import Recipe, recipe_of
 
-TREATMENTS = {"unit length": functional.unit_length, "positive": functional.positive, "plain": lambda x: x}
-OUTPUT_GATES = {"silu": F.silu, "sigmoid": torch.sigmoid}
+TREATMENTS: dict[str, Callable[[Tensor], Tensor]] = {
+    "unit length": functional.unit_length,
+    "positive": functional.positive,
+    "plain": lambda x: x,
+}
+OUTPUT_GATES: dict[str, Callable[[Tensor], Tensor]] = {"silu": F.silu, "sigmoid": torch.sigmoid}
 
 
 class MirasState(NamedTuple):
@@ -110,7 +117,7 @@ class MirasLayer(nn.Module):
         self.shift = TokenShift(dim, len(Streams._fields)) if self.recipe.shift else None
         self.memory = InitialMemory(self.spec, heads, self.keys, self.values)
         self.gates = self._gates()
-        self.norm = nn.RMSNorm(self.values, eps=norm_eps) if self.recipe.output_norm else None
+        self.norm = RMSNorm(self.values, eps=norm_eps) if self.recipe.output_norm else None
         self.extras = Extras(self.spec, self.recipe, heads, self.keys)
 
     def _check_widths(self) -> None:
@@ -124,7 +131,7 @@ class MirasLayer(nn.Module):
 
     def _gates(self) -> nn.ModuleDict:
         """The gates the spec asks for; a step is relative to the weights it moves."""
-        made = {}
+        made: dict[str, nn.Module] = {}
         needs = {need.name: need for need in self.spec.gates}
         for recipe in self.recipe.gates:
             require(recipe.name in needs, f"the recipe has a gate {recipe.name}, but {self.spec} takes {sorted(needs)}")
@@ -158,7 +165,11 @@ class MirasLayer(nn.Module):
             return packing.unpack(y), state
         places = None if cu_seqlens is None else Places.of(cu_seqlens)
         rows = x.shape[0] if places is None else len(places.lengths)
-        window = self._window(x, rows) if state is None else state.window
+        window = self._window(x, rows)
+        if state is not None:
+            fits = state.window.shape == window.shape
+            require(fits, f"state must have a window {list(window.shape)}, got {list(state.window.shape)}")
+            window = state.window
         seen = torch.zeros(rows, dtype=torch.long, device=x.device) if state is None else state.seen
         streams, q, k, v, window = self._project(x, window, places)
         q, k = self._treated(q, k, seen, places)
@@ -200,7 +211,7 @@ class MirasLayer(nn.Module):
             parts.insert(1, self.k_proj(streams.k))
         if self.convolution is not None:
             joined, window = self.convolution(torch.cat(parts, -1), window, places)
-            parts = list(joined.split([width for width in self.widths if width], -1))
+            parts = list(torch.split(joined, [width for width in self.widths if width], -1))
         if self.recipe.silu:
             parts = [F.silu(part) for part in parts]
         batch, time = x.shape[:2]
@@ -241,43 +252,3 @@ class MirasLayer(nn.Module):
 
     def extra_repr(self) -> str:
         return f"{self.spec}, heads={self.heads}, head_dim={self.keys}"
-
-
-class Extras(nn.Module):
-    """What single models add to their pairs and their output: Mamba's step and skip, RWKV's removal key and bonus."""
-
-    def __init__(self, spec: Spec, recipe: Recipe, heads: int, keys: int) -> None:
-        super().__init__()
-        self.decoupled, self.time_step = spec.decoupled, recipe.time_step
-        self.skip = nn.Parameter(torch.empty(heads)) if recipe.skip else None
-        self.bonus = nn.Parameter(torch.empty(heads, keys)) if recipe.bonus else None
-        self.removal = nn.Parameter(torch.empty(heads, keys)) if spec.decoupled else None
-        self.replacement = nn.Parameter(torch.empty(heads, keys)) if spec.decoupled else None
-        self.reset_parameters()
-
-    def reset_parameters(self) -> None:
-        for weight, value in ((self.skip, 1.0), (self.bonus, 0.0), (self.removal, 1.0), (self.replacement, 1.0)):
-            if weight is not None:
-                nn.init.constant_(weight, value)
-
-    def pairs(self, k: Tensor | None, v: Tensor, gates: Gates, made: nn.ModuleDict) -> tuple[Tensor | None, Tensor, Gates]:
-        """Keys, values and gates as the memory takes them."""
-        if self.time_step:
-            decay = made["log_alpha"]
-            assert isinstance(decay, Gate) and decay.log_rate is not None and gates.log_alpha is not None
-            step = -gates.log_alpha * (-decay.log_rate.to(gates.log_alpha.dtype)).exp()
-            v = v * step[..., None].to(v.dtype)
-        if self.decoupled:
-            assert k is not None and gates.eta is not None and self.removal is not None and self.replacement is not None
-            gates = gates._replace(kappa=functional.unit_length(k * self.removal.to(k.dtype)))
-            k = k * (1 + (gates.eta - 1) * self.replacement).to(k.dtype)
-        return k, v, gates
-
-    def output(self, y: Tensor, q: Tensor, k: Tensor | None, v: Tensor) -> Tensor:
-        """The memory's output with what is added to it."""
-        if self.skip is not None:
-            y = y + self.skip.to(y.dtype)[:, None] * v
-        if self.bonus is not None:
-            assert k is not None
-            y = y + (q * self.bonus.to(q.dtype) * k).sum(-1, keepdim=True) * v
-        return y

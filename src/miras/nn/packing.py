@@ -34,11 +34,11 @@ class Places(NamedTuple):
 class Packing(NamedTuple):
     """The tokens that are there, one sequence behind the other.
 
-    ``index`` ``[N]`` is where a token stands in the flattened batch, ``cu_seqlens`` ``[R+1]`` bounds the sequences, ``last``
+    ``where`` ``[N]`` is where a token stands in the flattened batch, ``cu_seqlens`` ``[R+1]`` bounds the sequences, ``last``
     ``[B]`` is the last sequence of each row of the batch, ``shape`` is (B, T).
     """
 
-    index: Tensor
+    where: Tensor
     cu_seqlens: Tensor
     last: Tensor
     shape: tuple[int, int]
@@ -51,21 +51,21 @@ class Packing(NamedTuple):
         """
         require(mask.dim() == 2, f"a mask must be [B,T], got {list(mask.shape)}")
         there = mask.to(torch.bool)
-        index = there.flatten().nonzero().squeeze(1)
+        where = there.flatten().nonzero().squeeze(1)
         begins = torch.zeros_like(there) if starts is None else starts & there
         # a row's first token starts its sequence anyhow
         begins = begins & (there.cumsum(1) > 1)
         sequences = 1 + begins.sum(1)
         last = sequences.cumsum(0) - 1
         sequence = (last - sequences + 1)[:, None] + begins.cumsum(1)
-        counts = torch.bincount(sequence.flatten()[index], minlength=int(sequences.sum()))
-        return cls(index, F.pad(counts.cumsum(0), (1, 0)), last, (mask.shape[0], mask.shape[1]))
+        counts = torch.bincount(sequence.flatten()[where], minlength=int(sequences.sum()))
+        return cls(where, F.pad(counts.cumsum(0), (1, 0)), last, (mask.shape[0], mask.shape[1]))
 
     def pack(self, x: Tensor) -> Tensor:
         """``[B,T,...] -> [1,N,...]``."""
-        return x.flatten(0, 1)[self.index][None]
+        return x.flatten(0, 1)[self.where][None]
 
     def unpack(self, x: Tensor) -> Tensor:
         """``[1,N,...] -> [B,T,...]``, zeros where there is no token."""
         flat = x.new_zeros(self.shape[0] * self.shape[1], *x.shape[2:])
-        return flat.index_put((self.index,), x[0]).reshape(*self.shape, *x.shape[2:])
+        return flat.index_put((self.where,), x[0]).reshape(*self.shape, *x.shape[2:])

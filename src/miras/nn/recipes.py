@@ -89,9 +89,7 @@ def one_a_head(gate: GateRecipe) -> GateRecipe:
 
 RECIPES: dict[str, Recipe] = {
     "retnet": Recipe(convolution=None, silu=False, treatment="plain", scaled=True, rope=1e4),
-    "transformer": Recipe(
-        convolution=None, silu=False, treatment="plain", rope=1e4, output_norm=False, output_gate=None
-    ),
+    "transformer": Recipe(convolution=None, silu=False, treatment="plain", rope=1e4, output_norm=False, output_gate=None),
     "linear_attention": Recipe(convolution=None, silu=False, treatment="positive", scaled=True, output_gate=None),
     "dfw": Recipe(
         gates=(
@@ -108,9 +106,7 @@ RECIPES: dict[str, Recipe] = {
         gates=(GateRecipe(name="log_alpha", link="slopes"),), convolution=None, treatment="plain", output_gate="sigmoid"
     ),
     "gla": Recipe(
-        gates=(
-            GateRecipe(name="log_alpha", link="soft_decay", channelwise=True, rank=16, start=math.log(2) / 16, limit=16.0),
-        ),
+        gates=(GateRecipe(name="log_alpha", link="soft_decay", channelwise=True, rank=16, start=math.log(2) / 16, limit=16.0),),
         convolution=None,
         silu=False,
         treatment="plain",
@@ -133,9 +129,7 @@ RECIPES: dict[str, Recipe] = {
     "rwkv7": Recipe(
         gates=(
             dataclasses.replace(RATE, channelwise=True, rank=RANK),
-            GateRecipe(
-                name="log_alpha", link="bounded_decay", channelwise=True, rank=RANK, start=0.05, limit=math.exp(-0.5)
-            ),
+            GateRecipe(name="log_alpha", link="bounded_decay", channelwise=True, rank=RANK, start=0.05, limit=math.exp(-0.5)),
         ),
         convolution=None,
         shift=True,
@@ -145,12 +139,13 @@ RECIPES: dict[str, Recipe] = {
         bonus=True,
     ),
     "delta_product": Recipe(gates=(dataclasses.replace(RATE, start=1.0, limit=2.0), TIME_STEP), scaled=True),
-    "mesa": Recipe(gates=(RATE, one_a_head(DECAY), RIDGE), output_gate=None),
+    "mesa": Recipe(gates=(RATE, RIDGE, one_a_head(DECAY)), output_gate=None),
     "ttt_mlp": Recipe(
         gates=(one_a_head(STEP),), convolution=None, silu=False, treatment="unit length", rope=1e4, output_gate=None
     ),
-    "titans_lmm": Recipe(gates=(STEP, one_a_head(DECAY), MOMENTUM)),
-    "moneta": Recipe(gates=(STEP, DECAY)),
+    "titans_lmm": Recipe(gates=(STEP, MOMENTUM, one_a_head(DECAY))),
+    # the gradient 3 e^2 of its l3 bias is about three times that of l2, so its step starts at a third
+    "moneta": Recipe(gates=(dataclasses.replace(STEP, start=0.03), DECAY)),
     "yaad": Recipe(gates=(STEP, DECAY, THRESHOLD)),
     "memora": Recipe(gates=(STEP, DECAY)),
 }

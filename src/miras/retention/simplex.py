@@ -22,7 +22,7 @@ def slice_axes(weight: Tensor, kind: Slice) -> tuple[int, ...]:
 
 def slice_size(weight: Tensor, kind: Slice) -> int:
     """The number of entries in a slice."""
-    return math.prod(weight.shape[axis] for axis in slice_axes(weight, kind))
+    return math.prod([weight.shape[axis] for axis in slice_axes(weight, kind)])
 
 
 def slice_mass(weight: Tensor, kind: Slice, c: float | None) -> float:

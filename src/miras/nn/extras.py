@@ -1,0 +1,56 @@
+"""What single models add around their memory: Mamba's step and skip, RWKV's removal key and bonus.
+
+B batch, T time, H heads, K key channels, V value channels of a head
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from ..spec import Spec
+from ..types import Gates
+from .functional import unit_length
+from .gates import Gate
+from .recipes import Recipe
+
+
+class Extras(nn.Module):
+    """Changes to the pairs before the memory learns them, and to the output after it; nothing for most models."""
+
+    def __init__(self, spec: Spec, recipe: Recipe, heads: int, keys: int) -> None:
+        super().__init__()
+        self.decoupled, self.time_step = spec.decoupled, recipe.time_step
+        self.skip = nn.Parameter(torch.empty(heads)) if recipe.skip else None
+        self.bonus = nn.Parameter(torch.empty(heads, keys)) if recipe.bonus else None
+        self.removal = nn.Parameter(torch.empty(heads, keys)) if spec.decoupled else None
+        self.replacement = nn.Parameter(torch.empty(heads, keys)) if spec.decoupled else None
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        for weight, value in ((self.skip, 1.0), (self.bonus, 0.0), (self.removal, 1.0), (self.replacement, 1.0)):
+            if weight is not None:
+                nn.init.constant_(weight, value)
+
+    def pairs(self, k: Tensor | None, v: Tensor, gates: Gates, made: nn.ModuleDict) -> tuple[Tensor | None, Tensor, Gates]:
+        """Keys, values and gates as the memory takes them."""
+        if self.time_step:
+            decay = made["log_alpha"]
+            assert isinstance(decay, Gate) and decay.log_rate is not None and gates.log_alpha is not None
+            step = -gates.log_alpha * (-decay.log_rate.to(gates.log_alpha.dtype)).exp()
+            v = v * step[..., None].to(v.dtype)
+        if self.decoupled:
+            eta = gates.eta
+            assert k is not None and eta is not None and self.removal is not None and self.replacement is not None
+            gates = gates._replace(kappa=unit_length(k * self.removal.to(k.dtype)))
+            k = k * (1 + (eta - 1) * self.replacement).to(k.dtype)
+        return k, v, gates
+
+    def output(self, y: Tensor, q: Tensor, k: Tensor | None, v: Tensor) -> Tensor:
+        """The memory's output with what is added to it."""
+        if self.skip is not None:
+            y = y + self.skip.to(y.dtype)[:, None] * v
+        if self.bonus is not None:
+            assert k is not None
+            y = y + (q * self.bonus.to(q.dtype) * k).sum(-1, keepdim=True) * v
+        return y

@@ -1,0 +1,283 @@
+"""The layer: streaming, padding and packing equal one plain call; gradients reach everything; every preset."""
+
+import dataclasses
+import itertools
+
+import pytest
+import torch
+from torch.utils import _pytree as pytree
+
+from catalogue import BIASES, MEMORIES, RETENTIONS, meaningful
+from miras import Spec, algorithm, bias, memory, nn, presets, retention
+from miras.nn import MirasLayer, recipe_of
+
+CHUNK, TIME, DIM = 4, 15, 16
+each_preset = pytest.mark.parametrize("name", presets.PRESETS)
+
+
+def build(spec, dtype=torch.float64, **options):
+    torch.manual_seed(1)
+    layer = MirasLayer(DIM, 2, spec, **{"chunk_size": CHUNK, **options}).to(dtype)
+    # gates that differ from token to token, and steps that matter
+    for gate in layer.gates.values():
+        for parameter in gate.parameters():
+            torch.nn.init.normal_(parameter, std=0.5) if parameter.dim() > 1 else None
+    return layer
+
+
+def draw(*shape, seed=0, dtype=torch.float64):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
+
+
+def close(got, want, tolerance=1e-10):
+    assert got.shape == want.shape
+    assert (got - want).abs().max() <= tolerance * want.abs().max().clamp_min(1)
+
+
+def same_state(got, want):
+    for a, b in zip(pytree.tree_leaves(got), pytree.tree_leaves(want), strict=True):
+        if isinstance(a, torch.Tensor) and a.numel():
+            close(a.double(), b.double())
+
+
+@each_preset
+def test_a_sequence_cut_anywhere_equals_the_whole(name):
+    layer, x = build(name), draw(2, TIME, DIM)
+    with torch.no_grad():
+        whole, end = layer(x)
+        for cut in (1, CHUNK - 1, CHUNK, CHUNK + 1):
+            first, state = layer(x[:, :cut])
+            second, state = layer(x[:, cut:], state)
+            close(torch.cat([first, second], 1), whole)
+            same_state(state.memory.weights, end.memory.weights)
+            assert state.seen.tolist() == [TIME, TIME]
+
+
+@each_preset
+def test_token_by_token_equals_the_whole(name):
+    layer, x = build(name), draw(2, TIME, DIM)
+    with torch.no_grad():
+        state, read = None, []
+        for token in x.split(1, 1):
+            y, state = layer(token, state)
+            read.append(y)
+        close(torch.cat(read, 1), layer(x)[0])
+
+
+@each_preset
+def test_padding_on_either_side_changes_nothing(name):
+    layer, x = build(name), draw(3, TIME, DIM)
+    mask = torch.ones(3, TIME, dtype=torch.bool)
+    mask[0, :5], mask[1, 11:], mask[2, 6:9] = False, False, False
+    with torch.no_grad():
+        y, state = layer(x, mask=mask)
+        more, _ = layer(x[:, :3], state)
+        for row in range(3):
+            own = x[row : row + 1, mask[row]]
+            want, end = layer(own)
+            close(y[row : row + 1, mask[row]], want)
+            assert (y[row, ~mask[row]] == 0).all()
+            # rows stand at different places of their chunks now, and go on from there
+            close(more[row : row + 1], layer(x[row : row + 1, :3], end)[0])
+    assert state.seen.tolist() == [10, 11, 12]
+
+
+@each_preset
+def test_a_row_may_be_nothing_but_padding(name):
+    layer, x = build(name), draw(2, 12, DIM)
+    mask = torch.ones(2, 12, dtype=torch.bool)
+    mask[0, :6], mask[1, 6:] = False, False
+    with torch.no_grad():
+        first, state = layer(x[:, :6], mask=mask[:, :6])
+        second, state = layer(x[:, 6:], state, mask=mask[:, 6:])
+        close(second[:1], layer(x[:1, 6:])[0])
+        close(first[1:], layer(x[1:, :6])[0])
+    assert state.seen.tolist() == [6, 6]
+
+
+@each_preset
+def test_packed_sequences_equal_one_by_one_and_nothing_leaks(name):
+    layer, x = build(name), draw(1, TIME, DIM).requires_grad_()
+    bounds = [0, 3, 4, 10, TIME]
+    y, state = layer(x, cu_seqlens=torch.tensor(bounds))
+    alone = [layer(x[:, a:b])[0] for a, b in itertools.pairwise(bounds)]
+    close(y, torch.cat(alone, 1))
+    assert state.seen.tolist() == [3, 1, 6, 5]
+    for a, b in itertools.pairwise(bounds):
+        (leak,) = torch.autograd.grad(y[:, a:b].square().sum(), x, retain_graph=True)
+        outside = torch.ones(TIME, dtype=torch.bool)
+        outside[a:b] = False
+        assert (leak[:, outside] == 0).all() and (leak[:, a:b] != 0).any()
+
+
+@each_preset
+def test_a_prefix_does_not_change_with_what_follows(name):
+    layer, x = build(name), draw(1, TIME, DIM)
+    other = x.clone()
+    other[:, 6:] = draw(1, TIME - 6, DIM, seed=9)
+    with torch.no_grad():
+        close(layer(x)[0][:, :6], layer(other)[0][:, :6])
+
+
+@each_preset
+def test_gradients_reach_every_parameter(name):
+    layer = build(name)
+    # values large enough that some errors exceed Huber's threshold
+    with torch.no_grad():
+        layer.v_proj.weight.mul_(20)
+    y, _ = layer(draw(2, TIME, DIM))
+    (y * draw(2, TIME, DIM, seed=5)).sum().backward()
+    for parameter_name, parameter in layer.named_parameters():
+        assert parameter.grad is not None and parameter.grad.abs().max() > 0, parameter_name
+        assert parameter.grad.isfinite().all(), parameter_name
+
+
+@pytest.mark.parametrize("name", ["yaad", "gated_deltanet", "memora"])
+def test_gradients_equal_finite_differences(name):
+    layer, x = build(name), draw(1, 5, DIM)
+    parameters = dict(layer.named_parameters())
+
+    def loss():
+        return (layer(x)[0] * draw(1, 5, DIM, seed=5)).sum()
+
+    loss().backward()
+    for parameter_name, parameter in parameters.items():
+        step = 1e-6 * draw(*parameter.shape, seed=7)
+        with torch.no_grad():
+            parameter.add_(step)
+            up = loss()
+            parameter.sub_(2 * step)
+            down = loss()
+            parameter.add_(step)
+        want = (up - down) / 2
+        got = (parameter.grad * step).sum()
+        assert abs(got - want) <= 1e-4 * abs(want) + 1e-12, parameter_name
+
+
+COMPOSED = list(meaningful(MEMORIES[:3], BIASES[:8:3], RETENTIONS[::3], [algorithm.GradientDescent()]))
+
+
+@pytest.mark.parametrize("spec", COMPOSED, ids=str)
+def test_any_spec_makes_a_layer(spec):
+    layer, x = build(spec), draw(1, 10, DIM)
+    y, state = layer(x[:, :7])
+    rest, _ = layer(x[:, 7:], state)
+    assert y.isfinite().all() and rest.isfinite().all()
+    close(torch.cat([y, rest], 1), layer(x)[0])
+
+
+@pytest.mark.parametrize("width", [48, 64, 96, 128])
+@pytest.mark.parametrize("name", ["yaad", "moneta", "memora", "gated_deltanet", "transformer"])
+def test_head_dimensions_of_all_sizes(name, width):
+    layer = MirasLayer(32, 1, name, head_dim=width)
+    with torch.no_grad():
+        y, state = layer(torch.randn(1, 5, 32))
+    assert y.shape == (1, 5, 32) and y.isfinite().all()
+    assert pytree.tree_leaves(state.memory.weights)[0].shape[-1] in (width, 4 * width)
+
+
+def test_values_of_another_width():
+    layer, x = build("gated_deltanet", head_dim=4, value_dim=12), draw(1, 9, DIM)
+    y, state = layer(x)
+    assert y.shape == x.shape and state.memory.weights.shape == (1, 2, 12, 4)
+
+
+@pytest.mark.parametrize("name", ["yaad", "titans_lmm", "gated_deltanet", "mamba2"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_low_precision_keeps_the_memory_in_float32(name, dtype):
+    layer, x = build(name, torch.float32), draw(2, TIME, DIM, dtype=torch.float32)
+    with torch.no_grad():
+        want, _ = layer(x)
+        with torch.autocast("cpu", dtype):
+            auto, state = layer(x)
+        assert auto.dtype == dtype and pytree.tree_leaves(state.memory.weights)[0].dtype == torch.float32
+        low, state = layer.to(dtype)(x.to(dtype))
+    assert low.dtype == dtype and pytree.tree_leaves(state.memory.weights)[0].dtype == torch.float32
+    scale = want.abs().max()
+    assert (auto.float() - want).abs().max() < 0.1 * scale and (low.float() - want).abs().max() < 0.1 * scale
+
+
+@pytest.mark.parametrize("name", ["moneta", "memora", "titans_lmm", "gated_deltanet", "transformer"])
+def test_it_compiles_without_graph_breaks(name):
+    torch.compiler.reset()
+    layer, x = build(name, torch.float32), draw(1, CHUNK + 1, DIM, dtype=torch.float32)
+    y, _ = torch.compile(layer, fullgraph=True, backend="eager")(x)
+    close(y, layer(x)[0], 1e-5)
+
+
+def test_its_compiled_gradients_are_the_same():
+    torch.compiler.reset()
+    layer, x = build("yaad", torch.float32), draw(1, CHUNK + 1, DIM, dtype=torch.float32)
+    want = torch.autograd.grad(layer(x)[0].square().sum(), list(layer.parameters()))
+    y, _ = torch.compile(layer, fullgraph=True, backend="aot_eager")(x)
+    for got, gradient in zip(torch.autograd.grad(y.square().sum(), list(layer.parameters())), want, strict=True):
+        close(got, gradient, 1e-4)
+
+
+def test_rotary_positions_go_on_from_the_state():
+    recipe = dataclasses.replace(recipe_of(presets.yaad()), rope=1e4)
+    layer, x = build("yaad", recipe=recipe), draw(1, TIME, DIM)
+    plain = build("yaad")
+    with torch.no_grad():
+        whole, _ = layer(x)
+        first, state = layer(x[:, :6])
+        close(torch.cat([first, layer(x[:, 6:], state)[0]], 1), whole)
+        assert (whole - plain(x)[0]).abs().max() > 1e-3
+
+
+def test_values_are_scaled_where_asked_for():
+    recipe = dataclasses.replace(recipe_of(presets.yaad()), value_norm=True)
+    layer, x = build("yaad", recipe=recipe), draw(1, 9, DIM)
+    with torch.no_grad():
+        once, _ = layer(x)
+        layer.v_proj.weight.mul_(100)
+        # the direction of v is all that counts, up to SiLU, which is linear for what is large
+        assert (layer(x)[0] - once).abs().max() < 2
+
+
+CASES = {
+    "unknown preset": (lambda: MirasLayer(16, 2, "yaadd"), "unknown preset 'yaadd': known are retnet"),
+    "heads": (lambda: MirasLayer(16, 3), "dim=16 is not a multiple of heads=3: give head_dim"),
+    "odd rotary": (lambda: MirasLayer(6, 2, "transformer"), "rotary positions turn pairs of channels, got head_dim=3"),
+    "square": (lambda: MirasLayer(16, 2, "yaad", value_dim=4), "MLP memory needs value_dim == head_dim, got 4 and 8"),
+    "channels": (lambda: MirasLayer(16, 2)(torch.randn(1, 4, 8)), r"x must be \[B,T,16\], got \[1, 4, 8\]"),
+    "both": (
+        lambda: MirasLayer(16, 2)(torch.randn(1, 4, 16), mask=torch.ones(1, 4), cu_seqlens=torch.tensor([0, 4])),
+        "mask and cu_seqlens were both given",
+    ),
+    "mask": (lambda: MirasLayer(16, 2)(torch.randn(1, 4, 16), mask=torch.ones(1, 5)), r"mask must be \[1, 4\], got \[1, 5\]"),
+    "gates": (
+        lambda: MirasLayer(16, 2, "yaad", recipe=nn.Recipe()),
+        r"needs the gates \['eta', 'log_alpha', 'delta'\], which the recipe does not make",
+    ),
+    "too many gates": (
+        lambda: MirasLayer(16, 2, "retnet", recipe=recipe_of(presets.yaad())),
+        "the recipe has a gate eta, but retnet",
+    ),
+    "convolution": (lambda: nn.Recipe(convolution=1), "Recipe's convolution has 2 taps or more, or is None, got 1"),
+    "another memory's state": (
+        lambda: MirasLayer(16, 2, "yaad")(torch.randn(1, 4, 16), MirasLayer(16, 2, "gla")(torch.randn(1, 4, 16))[1]),
+        "window",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_refuses(name):
+    make, message = CASES[name]
+    with pytest.raises(ValueError, match=message) as error:
+        make()
+    assert "\n" not in str(error.value)
+
+
+def test_a_spec_of_ones_own_with_a_published_recipe():
+    spec = Spec(
+        memory=memory.Matrix(),
+        bias=bias.L2(),
+        retention=retention.L2(),
+        algorithm=algorithm.GradientDescent(),
+        name="gated_deltanet",
+    )
+    assert recipe_of(spec) == nn.RECIPES["gated_deltanet"]
+    plain = dataclasses.replace(spec, name="")
+    assert [gate.name for gate in recipe_of(plain).gates] == ["eta", "log_alpha"]
