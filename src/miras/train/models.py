@@ -58,7 +58,7 @@ def model_config(config: ModelConfig, tokenizer: Tokenizer) -> MirasConfig:
     changes = model_changes(config)
     if Path(config.name).is_dir():
         require(not changes, f"model.name {config.name} is a saved model, whose sizes are fixed: got {', '.join(changes)}")
-        found = MirasConfig.from_pretrained(config.name)
+        found: MirasConfig = MirasConfig.from_pretrained(config.name)
     else:
         found = MirasConfig.preset(config.name, **changes)
     own = tokenizer.vocab_size
@@ -77,5 +77,6 @@ def build_model(config: ModelConfig, tokenizer: Tokenizer) -> MirasForCausalLM:
     """The model, freshly drawn, or loaded where its name is a folder."""
     found = model_config(config, tokenizer)
     if Path(config.name).is_dir():
-        return MirasForCausalLM.from_pretrained(config.name, config=found)
+        model: MirasForCausalLM = MirasForCausalLM.from_pretrained(config.name, config=found)
+        return model
     return MirasForCausalLM(found)

@@ -7,15 +7,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..nn.gates import Gate
 from .config import OptimConfig
 
 
 def decayed(model: nn.Module) -> set[int]:
-    """The ids of the parameters that weight decay acts on: of linear maps and embeddings, those inside gates aside."""
-    inside = {id(parameter) for gate in model.modules() if isinstance(gate, Gate) for parameter in gate.parameters()}
-    kinds = (nn.Linear, nn.Embedding)
-    return {id(module.weight) for module in model.modules() if isinstance(module, kinds)} - inside
+    """The ids of the parameters that weight decay acts on: the matrices of linear maps and embeddings, and nothing else."""
+    return {id(module.weight) for module in model.modules() if isinstance(module, nn.Linear | nn.Embedding)}
 
 
 def adamw(model: nn.Module, config: OptimConfig, device: torch.device) -> torch.optim.AdamW:

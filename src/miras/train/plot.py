@@ -35,8 +35,8 @@ def draw(lines: list[Line], path: Path, title: str, bits: float) -> None:
     for place in skipped:
         top.axvline(place, color=ORANGE, alpha=0.3, linewidth=0.8)
     if losses:
-        low = min([*smoothed(losses), *(line["valid_bits_per_byte"] for line in valid)])
-        top.set_ylim(low - 0.05 * (max(losses) - low), max(losses[0], low * 1.2))
+        low, high = min([*losses, *(line["valid_bits_per_byte"] for line in valid)]), max(losses[:20])
+        top.set_ylim(low - 0.03 * (high - low), high + 0.03 * (high - low))
     top.set_ylabel("bits per byte")
     top.set_title(title, loc="left", fontsize=11)
     top.legend(frameon=False)
@@ -50,7 +50,7 @@ def draw(lines: list[Line], path: Path, title: str, bits: float) -> None:
     figure.savefig(path, dpi=120)
 
 
-def smoothed(values: list[float], keep: float = 0.95) -> list[float]:
+def smoothed(values: list[float], keep: float = 0.9) -> list[float]:
     """The running average m = keep m + (1 - keep) x, divided by what it would be for x = 1."""
     result, mean, weight = [], 0.0, 0.0
     for value in values:
