@@ -43,4 +43,4 @@ lint: $(VENV)/.dev
 	$(BIN)/mypy
 
 clean:
-	rm -rf $(VENV) recall out build dist
+	rm -rf $(VENV) recall build dist
