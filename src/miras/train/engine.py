@@ -16,6 +16,7 @@ from accelerate import Accelerator, PartialState
 from accelerate.tracking import filter_trackers
 from accelerate.utils import DistributedType, FullyShardedDataParallelPlugin, broadcast_object_list, set_seed
 from torch import Tensor, nn
+from torch.distributed.fsdp import MixedPrecisionPolicy
 from torch.distributed.tensor import DTensor
 
 from ..types import require
@@ -43,7 +44,7 @@ class Engine:
         self.sharded = config.parallel == "fsdp"
         on_cpu = config.device == "cpu" or not torch.accelerator.is_available()
         precision = {"auto": "no" if on_cpu else "bf16", "fp32": "no", "bf16": "bf16"}[config.precision]
-        plugin = sharding_plugin() if self.sharded else None
+        plugin = sharding_plugin(precision) if self.sharded else None
         self.accelerator = Accelerator(
             cpu=on_cpu,
             mixed_precision=precision,
@@ -59,7 +60,7 @@ class Engine:
             "--engine.parallel ddp",
         )
         if plugin is not None and on_cpu:
-            shard_on_cpu(self.accelerator, plugin, precision)
+            shard_on_cpu(self.accelerator, plugin)
 
     def prepare(self, model: Objective, optimiser: torch.optim.Optimizer) -> tuple[nn.Module, torch.optim.Optimizer]:
         """The model spread over the processes, and the optimiser of what each holds of it."""
@@ -131,25 +132,25 @@ class Engine:
         return peak / 1e9 if sys.platform == "darwin" else peak * 1024 / 1e9
 
 
-def sharding_plugin() -> FullyShardedDataParallelPlugin:
-    """FSDP2, a unit a block."""
+def sharding_plugin(precision: str) -> FullyShardedDataParallelPlugin:
+    """FSDP2, a unit a block. In bf16 parameters are gathered in it, but gradients summed, and the loss left, in float32."""
+    low = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
     return FullyShardedDataParallelPlugin(
         fsdp_version=2,
         auto_wrap_policy="transformer_based_wrap",
         transformer_cls_names_to_wrap=[BLOCK],
         reshard_after_forward=True,
+        mixed_precision_policy=low if precision == "bf16" else None,
         cpu_ram_efficient_loading=False,
         state_dict_type="FULL_STATE_DICT",
     )
 
 
-def shard_on_cpu(accelerator: Accelerator, plugin: FullyShardedDataParallelPlugin, precision: str) -> None:
+def shard_on_cpu(accelerator: Accelerator, plugin: FullyShardedDataParallelPlugin) -> None:
     """Let accelerate shard on the CPU, which torch can do and accelerate leaves out.
 
     From here on the very code runs that runs on accelerators: ``prepare`` calls torch's ``fully_shard`` on every block.
     """
-    if precision != "no":
-        plugin.set_mixed_precision(precision)
     accelerator.state.fsdp_plugin = plugin
     # accelerate keeps it in two places, and copies the second over the first
     accelerator.state.distributed_type = DistributedType.FSDP

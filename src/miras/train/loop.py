@@ -98,7 +98,7 @@ def train(job: Job, progress: Progress, place: Place, metrics: Metrics | None) -
     with safety.Signals() as signals:
         for micro_batches, waited in timed(loader(job, place.step)):
             line = one_step(job, place, micro_batches, waited)
-            stop = int(engine.total(float(signals.received or 0))[0])
+            stop = heard(engine, signals)
             record(job, progress, metrics, line)
             last = place.step == config.steps
             if place.spikes.skipped >= config.safety.patience:
@@ -108,9 +108,16 @@ def train(job: Job, progress: Progress, place: Place, metrics: Metrics | None) -
             if last or stop or place.step % config.save.every == 0:
                 save(job, place)
             if stop and not last:
-                progress.say(f"stopped by {signal.Signals(min(stop, 15)).name} after step {place.step}, which was saved")
-                return signals.received or signal.SIGTERM
+                progress.say(f"stopped by {stop.name} after step {place.step}, which was saved")
+                return stop
     return None
+
+
+def heard(engine: Engine, signals: safety.Signals) -> signal.Signals | None:
+    """The signal that any of the processes has heard."""
+    known = (signal.SIGTERM, signal.SIGINT)
+    counts = engine.total(*(float(signals.received == number) for number in known))
+    return next((number for number, count in zip(known, counts, strict=True) if count), None)
 
 
 def save(job: Job, place: Place) -> None:
@@ -227,13 +234,12 @@ def gradients(job: Job, micro_batches: list[Batch]) -> tuple[float, float]:
     return engine.total(torch.stack(losses).sum())[0], float(norm)
 
 
-def step_targets(job: Job, micro_batches: list[Batch]) -> Tensor:
+def step_targets(job: Job, micro_batches: list[Batch]) -> int:
     """How many targets the whole step has: known, unless documents are isolated."""
-    if job.config.data.isolate:
-        count = job.engine.total(sum(float((batch.targets != IGNORED).sum()) for batch in micro_batches))[0]
-    else:
-        count = float(job.config.data.batch * job.config.data.length)
-    return torch.tensor(count, dtype=torch.float32, device=job.engine.device)
+    if not job.config.data.isolate:
+        return job.config.data.batch * job.config.data.length
+    mine = sum(int((batch.targets != IGNORED).sum()) for batch in micro_batches)
+    return max(int(job.engine.total(float(mine))[0]), 1)
 
 
 def on_device(batch: Batch, device: torch.device) -> tuple[Tensor, Tensor, Tensor | None]:
@@ -253,7 +259,7 @@ def validation(job: Job, step: int) -> Line:
     mine = chosen[engine.process :: engine.processes]
     size = job.micro_batch
     rounds = math.ceil(len(chosen) / (engine.processes * size))
-    model, one = job.model.eval(), torch.ones((), device=engine.device)
+    model = job.model.eval()
     total, count = torch.zeros((), device=engine.device), 0
     for number in range(rounds):
         own = mine[number * size : (number + 1) * size]
@@ -261,7 +267,7 @@ def validation(job: Job, step: int) -> Line:
         if not own:
             batch.targets.fill_(IGNORED)
         count += int((batch.targets != IGNORED).sum())
-        total += model(*on_device(batch, engine.device), one)
+        total += model(*on_device(batch, engine.device), 1)
     losses, targets = engine.total(total, float(count))
     require(targets > 0, "the validation split has no token to predict inside its documents")
     loss = losses / targets

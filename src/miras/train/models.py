@@ -23,7 +23,7 @@ class Objective(nn.Module):
         super().__init__()
         self.model = model
 
-    def forward(self, inputs: Tensor, targets: Tensor, bounds: Tensor | None, items: Tensor) -> Tensor:
+    def forward(self, inputs: Tensor, targets: Tensor, bounds: Tensor | None, items: int) -> Tensor:
         """The sum of -log p(target) over the tokens that have one, divided by ``items``.
 
         Args:
