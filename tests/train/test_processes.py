@@ -108,10 +108,12 @@ def test_killed_twice_is_bit_identical(lab):
     assert lab.losses("killed") == lab.losses("calm") and len(lab.losses("calm")) == 150
 
 
-def test_shards_in_bf16(one):
+def test_shards_in_bf16(shared):
     """Parameters are gathered in bf16, but the loss keeps float32's digits and stays near."""
-    one.elsewhere("low", *STEPS, "--optim.steps", "6", "--engine.parallel", "fsdp", "--engine.precision", "bf16", processes=2)
-    losses = one.losses("low")
-    assert one.about("low")["starts"][0]["sharded_parameters"] > 10
-    assert losses == pytest.approx({step: one.losses("one")[step] for step in range(1, 7)}, abs=0.03)
+    short = [*STEPS, "--optim.steps", "6"]
+    shared.elsewhere("low", *short, "--engine.parallel", "fsdp", "--engine.precision", "bf16", processes=2)
+    assert shared.here("high", *short) == 0
+    losses = shared.losses("low")
+    assert shared.about("low")["starts"][0]["sharded_parameters"] > 10
+    assert losses == pytest.approx(shared.losses("high"), abs=0.03)
     assert all(loss != float(torch.tensor(loss).bfloat16()) for loss in losses.values())
