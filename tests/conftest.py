@@ -2,6 +2,9 @@
 
 import os
 
+# threads that wait for work would otherwise take the processor from those that have some, where tests share a machine
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
 import pytest
 import torch
 

@@ -93,6 +93,7 @@ class MirasModel(MirasPreTrainedModel):
         use_cache: bool | None = None,
         output_hidden_states: bool | None = None,
         cu_seqlens: Tensor | None = None,
+        cu_seq_lens_q: Tensor | None = None,
         **kwargs: Any,
     ) -> BaseModelOutputWithPast:
         """Run the blocks over the tokens that are there.
@@ -106,8 +107,10 @@ class MirasModel(MirasPreTrainedModel):
             use_cache: whether to return where this call ends.
             output_hidden_states: whether to return what each block gave.
             cu_seqlens: ``[R+1]``, the bounds of sequences packed in a batch of 1.
+            cu_seq_lens_q: the same, by the name that transformers' collator gives it.
             kwargs: what transformers passes to all models and this one has no use for.
         """
+        cu_seqlens = cu_seq_lens_q if cu_seqlens is None else cu_seqlens
         require((input_ids is None) != (inputs_embeds is None), "give exactly one of input_ids and inputs_embeds")
         x = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
         use_cache, output_hidden_states = self._wanted(use_cache, output_hidden_states)
@@ -182,6 +185,7 @@ class MirasForCausalLM(MirasPreTrainedModel, GenerationMixin):
         output_hidden_states: bool | None = None,
         logits_to_keep: int | Tensor = 0,
         cu_seqlens: Tensor | None = None,
+        cu_seq_lens_q: Tensor | None = None,
         num_items_in_batch: Tensor | int | None = None,
         **kwargs: Any,
     ) -> CausalLMOutputWithPast:
@@ -189,7 +193,7 @@ class MirasForCausalLM(MirasPreTrainedModel, GenerationMixin):
 
         Args:
             input_ids, attention_mask, position_ids, past_key_values, inputs_embeds, use_cache, output_hidden_states,
-                cu_seqlens: as in :meth:`MirasModel.forward`.
+                cu_seqlens, cu_seq_lens_q: as in :meth:`MirasModel.forward`.
             labels: ``[B,T]``, the tokens themselves (they are shifted here), -100 where there is nothing to learn. The first
                 token of a packed sequence is never a label.
             logits_to_keep: logits of the last so many tokens, or of those given; 0 for all.
@@ -198,6 +202,7 @@ class MirasForCausalLM(MirasPreTrainedModel, GenerationMixin):
 
         While it trains with labels the model returns no logits, unless ``config.loss_chunk`` is 0.
         """
+        cu_seqlens = cu_seq_lens_q if cu_seqlens is None else cu_seqlens
         outputs = self.model(
             input_ids=input_ids,
             attention_mask=attention_mask,
@@ -225,6 +230,14 @@ class MirasForCausalLM(MirasPreTrainedModel, GenerationMixin):
             past_key_values=outputs.past_key_values,
             hidden_states=outputs.hidden_states,
         )
+
+    def _prepare_cache_for_generation(
+        self, generation_config: Any, model_kwargs: dict[str, Any], *args: Any, **kwargs: Any
+    ) -> None:
+        """Begin with an empty cache, so that a long prompt may be read in stretches."""
+        super()._prepare_cache_for_generation(generation_config, model_kwargs, *args, **kwargs)
+        if generation_config.use_cache is not False and model_kwargs.get("past_key_values") is None:
+            model_kwargs["past_key_values"] = MirasCache(len(self.model.layers))
 
     def _starts(
         self, hidden: Tensor, mask: Tensor | None, position_ids: Tensor | None, cu_seqlens: Tensor | None

@@ -6,7 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .. import __version__
+from miras import __version__
+
 from ..nn import RECIPES
 
 if TYPE_CHECKING:

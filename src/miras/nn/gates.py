@@ -84,7 +84,7 @@ class Gate(nn.Module):
         self.recipe, self.heads, self.pairs, self.unit = recipe, heads, pairs, unit
         self.width = width if recipe.channelwise else None
         out = pairs * heads * (width if recipe.channelwise else 1)
-        # parameters of its own, not of linear layers inside: whoever starts linear layers in a way of his own leaves gates alone
+        # no linear layers inside: a library that starts all of those in its own way leaves gates alone
         self.down = None if recipe.rank is None else nn.Parameter(torch.empty(recipe.rank, dim))
         self.up = nn.Parameter(torch.empty(out, recipe.rank or dim))
         self.bias = nn.Parameter(torch.empty(out))

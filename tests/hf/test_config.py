@@ -1,0 +1,98 @@
+"""Named configurations: what their names mean, how many parameters they have, what they refuse."""
+
+import itertools
+
+import pytest
+import torch
+
+import miras
+from miras import Spec, presets
+from miras.hf import SIZES, MirasConfig, MirasForCausalLM
+
+NAMED = {"120m": 120e6, "340m": 340e6, "760m": 760e6, "1.3b": 1.3e9}
+PINNED = {"yaad-tiny": 166592, "yaad-small": 4280576, "yaad-120m": 120303936, "yaad-340m-h": 338949888}
+ANCHORED = ["titans_lmm", "moneta", "yaad", "memora"]
+
+
+def count(config):
+    with torch.device("meta"):
+        return MirasForCausalLM(config).num_parameters()
+
+
+@pytest.mark.parametrize("size", NAMED)
+def test_sizes_have_the_parameters_their_names_say(size):
+    names = [f"{name}-{size}{hybrid}" for name, hybrid in itertools.product(("yaad", "gated_deltanet"), ("", "-h"))]
+    for name in [*names, f"memora-anchored-{size}", f"transformer-{size}"]:
+        assert abs(count(MirasConfig.preset(name)) / NAMED[size] - 1) < 0.05, name
+
+
+def test_every_preset_meets_its_name():
+    for name in presets.PRESETS:
+        assert abs(count(MirasConfig.preset(f"{name}-120m")) / 120e6 - 1) < 0.05, name
+
+
+def test_counts_are_pinned():
+    """A change here changes what the names mean."""
+    found = {name: count(MirasConfig.preset(name)) for name in PINNED}
+    assert found == PINNED
+
+
+def test_sizes_are_those_of_the_paper():
+    shapes = {name: (size.depth, size.dim, size.heads) for name, size in SIZES.items() if size.parameters}
+    assert shapes == {"120m": (12, 768, 16), "340m": (24, 1024, 16), "760m": (24, 1536, 16), "1.3b": (24, 2048, 16)}
+
+
+def test_names_say_what_is_anchored_and_what_is_a_hybrid():
+    assert MirasConfig.preset("yaad-340m").memory == presets.yaad()
+    assert MirasConfig.preset("yaad-anchored-340m").memory == presets.yaad(anchor=True)
+    for name in ANCHORED:
+        assert MirasConfig.preset(f"{name}-anchored-tiny").memory.retention.anchor
+    hybrid = MirasConfig.preset("gla-tiny-h")
+    mixers = [type(hybrid.mixer(number)).__name__ for number in range(4)]
+    assert mixers == ["MirasLayer", "SlidingWindowAttention"] * 2
+    assert MirasConfig.preset("yaad-tiny", chunk_size=7, vocab_size=11).chunk_size == 7
+    assert miras.MirasConfig is MirasConfig
+
+
+def test_the_recipe_follows_the_configuration():
+    plain = MirasConfig.preset("yaad-tiny").recipe
+    assert plain == miras.nn.RECIPES["yaad"]
+    changed = MirasConfig.preset(
+        "yaad-tiny", rope=True, conv_kernel=0, value_norm=True, gate_rank=7, step_start=0.5, step_limit=2.0
+    ).recipe
+    assert changed.rope == 1e4 and changed.convolution is None and changed.value_norm
+    assert {gate.rank for gate in changed.gates} == {7}
+    assert changed.gate("eta").start == 0.5 and changed.gate("eta").limit == 2.0
+    assert MirasConfig.preset("transformer-tiny", rope=False).recipe.rope is None
+
+
+def test_a_spec_in_every_form_and_through_json(tmp_path):
+    spec = presets.yaad(anchor=True)
+    for given in (spec, spec.to_dict()):
+        config = MirasConfig(spec=given, hidden_size=32, num_attention_heads=2)
+        config.save_pretrained(tmp_path)
+        again = MirasConfig.from_pretrained(tmp_path)
+        assert again.memory == spec and isinstance(again.memory, Spec) and again.to_dict() == config.to_dict()
+
+
+CASES = {
+    "no size": (lambda: MirasConfig.preset("yaad"), "unknown configuration 'yaad': a name is PRESET-SIZE"),
+    "unknown size": (lambda: MirasConfig.preset("yaad-2b"), "sizes are tiny, small, 120m, 340m, 760m, 1.3b"),
+    "unknown preset": (lambda: MirasConfig.preset("llama-tiny"), "presets are retnet"),
+    "no anchor": (
+        lambda: MirasConfig.preset("gla-anchored-tiny"),
+        "gla has no anchored form: those that have are titans_lmm, moneta, yaad, memora",
+    ),
+    "heads": (lambda: MirasConfig(hidden_size=10, num_attention_heads=3), "hidden_size=10 is not a multiple of"),
+    "unknown spec": (lambda: MirasConfig(spec="yaadd"), "unknown preset 'yaadd'"),
+    "window": (lambda: MirasConfig(sliding_window=0), "sliding_window must be 1 or more, or None, got 0"),
+    "loss chunk": (lambda: MirasConfig(loss_chunk=-1), "loss_chunk must be >= 0, got -1"),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_refuses(name):
+    make, message = CASES[name]
+    with pytest.raises(ValueError, match=message) as error:
+        make()
+    assert "\n" not in str(error.value)

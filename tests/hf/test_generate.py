@@ -1,0 +1,133 @@
+"""Generation by transformers' own loop: greedy, sampled, by beams, padded, continued, streamed."""
+
+import copy
+
+import pytest
+import torch
+from test_model import build, close, tokens
+from torch.utils import _pytree as pytree
+
+from miras.hf import MirasCache
+
+QUIET = {"eos_token_id": None, "pad_token_id": 0}
+each_kind = pytest.mark.parametrize("name", ["yaad", "moneta", "memora", "gated_deltanet", "yaad-h", "transformer"])
+
+
+def greedy(model, ids, steps):
+    """Greedy decoding without a cache: the whole sequence again for each token."""
+    for _ in range(steps):
+        ids = torch.cat([ids, model(ids).logits[:, -1:].argmax(-1)], 1)
+    return ids
+
+
+@torch.no_grad()
+@each_kind
+def test_greedy_generation_with_and_without_a_cache(name):
+    model, ids = build(name), tokens(2, 6)
+    want = greedy(model, ids, 7)
+    assert torch.equal(model.generate(ids, max_new_tokens=7, do_sample=False, **QUIET), want)
+    assert torch.equal(model.generate(ids, max_new_tokens=7, do_sample=False, use_cache=False, **QUIET), want)
+    embeds = model.get_input_embeddings()(ids)
+    assert torch.equal(model.generate(inputs_embeds=embeds, max_new_tokens=7, do_sample=False, **QUIET), want[:, 6:])
+
+
+@torch.no_grad()
+@each_kind
+def test_left_padded_prompts_generate_what_each_does_alone(name):
+    model, ids = build(name), tokens(3, 7)
+    mask = torch.ones_like(ids)
+    mask[0, :3], mask[1, :1] = 0, 0
+    out = model.generate(ids, attention_mask=mask, max_new_tokens=6, do_sample=False, **QUIET)
+    for row in range(3):
+        own = ids[row : row + 1, mask[row] == 1]
+        assert torch.equal(out[row : row + 1, 7:], greedy(model, own, 6)[:, own.shape[1] :])
+
+
+@torch.no_grad()
+@each_kind
+def test_beams_find_the_same_with_and_without_a_cache(name):
+    model, ids = build(name), tokens(2, 5)
+    options = {"max_new_tokens": 6, "num_beams": 3, "num_return_sequences": 2, "do_sample": False, **QUIET}
+    assert torch.equal(model.generate(ids, **options), model.generate(ids, use_cache=False, **options))
+
+
+@torch.no_grad()
+def test_sampling_depends_on_the_seed_alone():
+    model, ids = build("yaad"), tokens(1, 5)
+
+    def sample(seed, **options):
+        torch.manual_seed(seed)
+        return model.generate(ids, max_new_tokens=8, do_sample=True, top_k=20, num_return_sequences=3, **options, **QUIET)
+
+    assert torch.equal(sample(1), sample(1)) and not torch.equal(sample(1), sample(2))
+    assert torch.equal(sample(1), sample(1, use_cache=False))
+
+
+@torch.no_grad()
+@each_kind
+def test_generation_goes_on_from_a_cache(name):
+    model, ids = build(name), tokens(2, 5)
+    want = model.generate(ids, max_new_tokens=6, do_sample=False, return_dict_in_generate=True, **QUIET)
+    some = model.generate(ids, max_new_tokens=4, do_sample=False, return_dict_in_generate=True, **QUIET)
+    assert isinstance(some.past_key_values, MirasCache)
+    kept = copy.deepcopy(some.past_key_values)
+    more = model.generate(some.sequences, past_key_values=some.past_key_values, max_new_tokens=2, do_sample=False, **QUIET)
+    assert torch.equal(more, want.sequences)
+    again = model.generate(some.sequences, past_key_values=kept, max_new_tokens=2, do_sample=False, **QUIET)
+    assert torch.equal(again, more)
+
+
+@torch.no_grad()
+def test_a_long_prompt_may_be_read_in_stretches():
+    model, ids = build("yaad"), tokens(2, 11)
+    mask = torch.ones_like(ids)
+    mask[0, :6] = 0
+    options = {"attention_mask": mask, "max_new_tokens": 5, "do_sample": False, **QUIET}
+    assert torch.equal(model.generate(ids, prefill_chunk_size=4, **options), model.generate(ids, **options))
+
+
+@torch.no_grad()
+def test_the_cache_can_be_reordered_selected_repeated_and_reset():
+    model, ids = build("yaad-h"), tokens(3, 6)
+    cache = model(ids, use_cache=True).past_key_values
+    cache.reorder_cache(torch.tensor([2, 0, 0]))
+    close(model(tokens(3, 1), past_key_values=cache).logits, model(torch.cat([ids[[2, 0, 0]], tokens(3, 1)], 1)).logits[:, -1:])
+    cache = model(ids, use_cache=True).past_key_values
+    cache.batch_select_indices(torch.tensor([1]))
+    cache.batch_repeat_interleave(2)
+    step = tokens(1, 1).expand(2, 1)
+    close(model(step, past_key_values=cache).logits, model(torch.cat([ids[[1, 1]], step], 1)).logits[:, -1:])
+    assert cache.batch_size == 2 and cache.get_seq_length() == 7 and cache.get_max_length() == -1
+    cache.reset()
+    assert cache.states is None and cache.get_seq_length() == 0
+    close(model(ids, past_key_values=cache).logits, model(ids).logits)
+
+
+@torch.no_grad()
+def test_streams_token_by_token():
+    """transformers hands each token out as it comes."""
+
+    class Collector:
+        def __init__(self):
+            self.parts, self.ended = [], False
+
+        def put(self, value):
+            self.parts.append(value.flatten())
+
+        def end(self):
+            self.ended = True
+
+    model, ids, collector = build("yaad"), tokens(1, 4), Collector()
+    out = model.generate(ids, max_new_tokens=5, do_sample=False, streamer=collector, **QUIET)
+    assert collector.ended and len(collector.parts) == 6 and torch.equal(torch.cat(collector.parts), out[0])
+
+
+@torch.no_grad()
+def test_states_can_be_cloned_and_continued():
+    """A state can be cloned and continued: it is plain tensors."""
+    model, ids = build("yaad"), tokens(1, 6)
+    states = model(ids, use_cache=True).past_key_values.states
+    cache = MirasCache(2)
+    for layer, state in zip(cache.layers, pytree.tree_map_only(torch.Tensor, torch.clone, states), strict=True):
+        layer.advance(state, 6)
+    close(model(tokens(1, 2), past_key_values=cache).logits, model(torch.cat([ids, tokens(1, 2)], 1)).logits[:, 6:])

@@ -1,0 +1,142 @@
+"""Saving and loading: weights, shim, card, tokenizer; what is broken is refused."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from test_model import build, tokens
+from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoTokenizer
+
+from miras import Spec, algorithm, bias, memory, presets, retention
+from miras.hf import MirasConfig, MirasForCausalLM, MirasModel, byte_tokenizer
+from miras.hf.tokenizer import byte_characters
+
+
+@pytest.fixture
+def saved(tmp_path):
+    model = build("yaad-h", torch.float32)
+    model.save_pretrained(tmp_path)
+    return model, tmp_path
+
+
+@pytest.mark.parametrize("name", presets.PRESETS)
+def test_what_is_saved_is_what_is_loaded(name, tmp_path):
+    model, ids = build(name, torch.float32), tokens(1, 6)
+    model.save_pretrained(tmp_path)
+    again = AutoModelForCausalLM.from_pretrained(tmp_path).eval()
+    assert isinstance(again, MirasForCausalLM) and again.config.memory == model.config.memory
+    assert torch.equal(again(ids).logits, model(ids).logits)
+    assert again.lm_head.weight is again.model.embed_tokens.weight
+
+
+def test_it_is_known_to_transformers(saved):
+    model, folder = saved
+    assert isinstance(AutoConfig.from_pretrained(folder), MirasConfig)
+    assert isinstance(AutoModel.from_pretrained(folder), MirasModel)
+    assert isinstance(AutoModelForCausalLM.from_config(model.config), MirasForCausalLM)
+    assert (folder / "model.safetensors").exists()
+
+
+def test_a_tool_that_never_imports_miras_can_load_it(saved):
+    model, folder = saved
+    code = """
+import sys, torch
+from transformers import AutoModelForCausalLM
+assert "miras" not in sys.modules
+model = AutoModelForCausalLM.from_pretrained(sys.argv[1], trust_remote_code=True).eval()
+print(model(torch.arange(3, 9)[None]).logits.sum().item())
+model.save_pretrained(sys.argv[1] + "/again")
+AutoModelForCausalLM.from_pretrained(sys.argv[1] + "/again", trust_remote_code=True)
+"""
+    done = subprocess.run([sys.executable, "-c", code, str(folder)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert float(done.stdout) == pytest.approx(model(torch.arange(3, 9)[None]).logits.sum().item(), rel=1e-4)
+
+
+def test_the_card_is_filled(saved):
+    model, folder = saved
+    card = (folder / "README.md").read_text()
+    for part in ("- yaad", "MLP", "Huber", "attention over 5 tokens", f"{model.num_parameters():,}", "W_t = alpha_t W_(t-1)"):
+        assert part in card
+    assert "{" not in card.split("```")[0]
+    (folder / "README.md").write_text("mine")
+    model.save_pretrained(folder)
+    assert (folder / "README.md").read_text() == "mine"
+
+
+def test_a_spec_of_ones_own_is_saved_too(tmp_path):
+    parts = dict(memory=memory.MLP(depth=1), bias=bias.Huber(delta=0.5), retention=retention.ElasticNet(a=20.0))
+    spec = Spec(**parts, algorithm=algorithm.GradientDescent())
+    model = MirasForCausalLM(MirasConfig(spec=spec, vocab_size=40, hidden_size=16, num_attention_heads=2, num_hidden_layers=1))
+    model.save_pretrained(tmp_path)
+    again = AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert again.config.memory == spec and torch.equal(again(tokens(1, 5)).logits, model(tokens(1, 5)).logits)
+    assert "custom-memory" in (tmp_path / "README.md").read_text()
+
+
+def test_low_precision_is_kept(tmp_path):
+    build("yaad", torch.float32).to(torch.bfloat16).save_pretrained(tmp_path)
+    assert AutoModelForCausalLM.from_pretrained(tmp_path, dtype="auto").dtype == torch.bfloat16
+
+
+def test_missing_and_unexpected_tensors_are_told(saved):
+    _, folder = saved
+    weights = load_file(folder / "model.safetensors")
+    gone = "model.layers.0.mixer.q_proj.weight"
+    changed = {name: weight for name, weight in weights.items() if name != gone} | {"model.extra": torch.ones(2)}
+    save_file(changed, folder / "model.safetensors", {"format": "pt"})
+    _, told = AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True)
+    assert set(told["missing_keys"]) == {gone} and set(told["unexpected_keys"]) == {"model.extra"}
+
+
+def test_a_missing_gate_starts_as_it_should(saved):
+    _, folder = saved
+    weights = load_file(folder / "model.safetensors")
+    save_file(
+        {name: weight for name, weight in weights.items() if "log_alpha" not in name and "memory" not in name},
+        folder / "model.safetensors",
+        {"format": "pt"},
+    )
+    mixer = AutoModelForCausalLM.from_pretrained(folder).model.layers[0].mixer
+    assert torch.allclose(mixer.gates["log_alpha"].bias, torch.tensor(-6.9073), atol=1e-3)
+    assert 0.8 < mixer.memory.w1.std() < 1.2 and torch.equal(mixer.memory.gain, torch.ones_like(mixer.memory.gain))
+
+
+def test_broken_files_and_other_vocabularies_are_refused(saved):
+    _, folder = saved
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "vocab_size": 41}))
+    with pytest.raises(RuntimeError, match=r"size|mismatch"):
+        AutoModelForCausalLM.from_pretrained(folder)
+    (folder / "config.json").write_text(json.dumps(config))
+    data = (folder / "model.safetensors").read_bytes()
+    (folder / "model.safetensors").write_bytes(data[: len(data) // 2])
+    with pytest.raises(Exception, match=r"incomplete|header|deserializ|[Ss]afetensor"):
+        AutoModelForCausalLM.from_pretrained(folder)
+
+
+TEXTS = ["plain", "naïve café\n\ttabs", "日本語 🎉", " leading and trailing ", "", "\x00\x7f", "a  b   c"]
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_tokens_are_bytes(text, tmp_path):
+    tokenizer = byte_tokenizer()
+    assert tokenizer(text).input_ids == list(text.encode())
+    tokenizer.save_pretrained(tmp_path)
+    again = AutoTokenizer.from_pretrained(tmp_path)
+    assert again(text).input_ids == list(text.encode()) and again.decode(list(text.encode())) == text
+
+
+def test_special_tokens_and_padding(saved):
+    _, folder = saved
+    byte_tokenizer().save_pretrained(folder)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    assert len(tokenizer) == 259 and (tokenizer.pad_token_id, tokenizer.bos_token_id, tokenizer.eos_token_id) == (256, 257, 258)
+    batch = tokenizer(["ab", "abcd"], padding=True, return_tensors="pt")
+    assert batch.input_ids[0].tolist() == [256, 256, 97, 98] and batch.attention_mask[0].tolist() == [0, 0, 1, 1]
+    assert tokenizer.decode([97, 258, 98], skip_special_tokens=True) == "ab"
+    assert MirasConfig.preset("yaad-tiny").vocab_size == len(tokenizer)
+    assert len(set(byte_characters())) == 256
