@@ -39,7 +39,7 @@ def test_values_of_every_type():
     )
     assert mine.optim.tokens == 15_000_000_000 and mine.engine.compile and not mine.data.isolate
     assert mine.model.layers is None and mine.log.trackers == ("wandb", "trackio")
-    assert mine.steps == -(-15_000_000_000 // (16 * 256))
+    assert mine.steps == -(-15_000_000_000 // (4 * 256))
 
 
 WRONG = [
@@ -89,7 +89,7 @@ def test_help_names_every_option_with_its_default(capsys):
     text = " ".join(capsys.readouterr().out.split())
     for name, (_, _, help) in options_of(TrainConfig).items():
         assert f"--{name} " in text and help.split(";")[0] in text
-    assert "steps between checkpoints (an integer; default: 200)" in text
+    assert "steps between checkpoints (an integer; default: 400)" in text
     assert "a number or none; default: none" in text
 
 
@@ -100,7 +100,14 @@ def test_written_and_read_back(tmp_path):
 
 
 def test_peak_rates_by_the_size_in_the_name():
-    rates = {"yaad-120m": 3e-3, "moneta-340m": 1.5e-3, "yaad-anchored-760m": 1.25e-3, "memora-1.3b": 7e-4, "yaad": 4e-3}
+    rates = {
+        "yaad-120m": 3e-3,
+        "moneta-340m": 1.5e-3,
+        "yaad-anchored-760m": 1.25e-3,
+        "memora-1.3b": 7e-4,
+        "yaad-tiny": 8e-3,
+        "out/mine": 4e-3,
+    }
     for name, rate in rates.items():
         assert config("--model.name", name).peak == rate
     assert config("--model.name", "yaad-340m", "--optim.lr", "0.5").peak == 0.5

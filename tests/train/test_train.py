@@ -228,7 +228,11 @@ def test_a_step_without_a_number_is_skipped_and_reported(lab, monkeypatch, capsy
     assert lab.here("nan", *STEPS) == 0
     assert "step 5 was skipped: the loss is nan" in capsys.readouterr().err
     lines = {line["step"]: line for line in lab.lines("nan") if "loss" in line}
-    assert lines[5]["skipped"] == "the loss is nan" and sum("skipped" in line for line in lines.values()) == 1
+    assert (
+        lines[5]["skipped"] == "the loss is nan"
+        and lines[5]["loss"] is None
+        and sum("skipped" in line for line in lines.values()) == 1
+    )
     assert all(torch.equal(seen[4][name], seen[5][name]) for name in seen[4])
     assert not all(torch.equal(seen[5][name], seen[6][name]) for name in seen[5])
 

@@ -76,14 +76,9 @@ def prepare(
         shutil.rmtree(folder)
     if not folder.exists():
         build(folder, source, valid, tokenizer, Complaints(on_bad), max_tokens, shard)
-    meta = json.loads((folder / "meta.json").read_text())
-    return Corpus(
-        folder=folder,
-        title=source.title,
-        train=Tokens(folder, "train"),
-        valid=Tokens(folder, "valid"),
-        warnings=tuple(meta["warnings"]),
-    )
+    warnings = json.loads((folder / "meta.json").read_text())["warnings"]
+    splits = {split: Tokens(folder, split) for split in ("train", "valid")}
+    return Corpus(folder=folder, title=source.title, warnings=tuple(warnings), **splits)
 
 
 def build(

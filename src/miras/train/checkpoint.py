@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from accelerate.optimizer import AcceleratedOptimizer
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import (
@@ -47,7 +48,7 @@ def folder_of(checkpoints: Path, step: int) -> Path:
 def save(
     engine: Engine,
     model: nn.Module,
-    optimiser: torch.optim.Optimizer,
+    optimiser: AcceleratedOptimizer,
     checkpoints: Path,
     step: int,
     state: dict[str, Any],
@@ -80,11 +81,11 @@ def save(
     return place
 
 
-def gathered(engine: Engine, model: nn.Module, optimiser: torch.optim.Optimizer) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+def gathered(engine: Engine, model: nn.Module, optimiser: AcceleratedOptimizer) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """Weights and moments by parameter's name, whole, in the first process's memory; empty elsewhere."""
     options = StateDictOptions(full_state_dict=True, cpu_offload=True)
     inner = engine.accelerator.unwrap_model(model)
-    torch_optimiser = getattr(optimiser, "optimizer", optimiser)
+    torch_optimiser = optimiser.optimizer
     weights: dict[str, Any] = get_model_state_dict(inner, options=options)
     moments: dict[str, Any] = get_optimizer_state_dict(inner, torch_optimiser, options=options).get("state", {})  # type: ignore[assignment]
     flat = {
@@ -187,10 +188,10 @@ def read_state(place: Path) -> dict[str, Any]:
     return state
 
 
-def load(engine: Engine, model: nn.Module, optimiser: torch.optim.Optimizer, place: Path) -> None:
+def load(engine: Engine, model: nn.Module, optimiser: AcceleratedOptimizer, place: Path) -> None:
     """Put weights and moments of a checkpoint into a model, however many processes hold it now."""
     inner = engine.accelerator.unwrap_model(model)
-    torch_optimiser = getattr(optimiser, "optimizer", optimiser)
+    torch_optimiser = optimiser.optimizer
     several = engine.processes > 1
     options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=several, cpu_offload=False)
     read = Loaded(load_file(place / MODEL), load_file(place / OPTIMISER)) if engine.first else Loaded({}, {})

@@ -9,8 +9,8 @@ from typing import Literal
 from ..types import require
 from .options import option
 
-# peak learning rates: the paper's table for the first three, the last ours
-PEAK_RATES = {"120m": 3e-3, "340m": 1.5e-3, "760m": 1.25e-3, "1.3b": 7e-4}
+# peak learning rates: the paper's table for 120m to 760m, the others ours
+PEAK_RATES = {"tiny": 8e-3, "small": 4e-3, "120m": 3e-3, "340m": 1.5e-3, "760m": 1.25e-3, "1.3b": 7e-4}
 SMALL_RATE = 4e-3
 
 
@@ -44,7 +44,7 @@ class DataConfig:
     end: str | None = option(None, "the token that closes a document, where the tokenizer names none")
     cache: str = option("~/.cache/miras", "where tokenised text is kept")
     length: int = option(256, "tokens of a sequence")
-    batch: int = option(16, "sequences of a step, over all processes")
+    batch: int = option(4, "sequences of a step, over all processes")
     isolate: bool = option(False, "start memories afresh at every document, rather than read on over its end")
     workers: int = option(0, "processes that read ahead; 0 reads in between steps")
 
@@ -58,7 +58,7 @@ class DataConfig:
 class OptimConfig:
     """AdamW, its learning rate over time, and how long."""
 
-    steps: int = option(400, "optimiser steps")
+    steps: int = option(1200, "optimiser steps")
     tokens: int | None = option(None, "tokens to train on; takes the place of steps")
     lr: float | None = option(
         None, "peak learning rate; none: the one for the size that the model's name ends with, 4e-3 for others"
@@ -99,7 +99,7 @@ class EngineConfig:
 class SaveConfig:
     """Checkpoints."""
 
-    every: int = option(200, "steps between checkpoints")
+    every: int = option(400, "steps between checkpoints")
     keep: int = option(2, "how many checkpoints are kept, the newest")
 
     def __post_init__(self) -> None:
@@ -123,7 +123,7 @@ class LogConfig:
     """What is shown and written."""
 
     every: int = option(10, "steps between lines of metrics")
-    eval_every: int = option(200, "steps between validations; there is always one at the end")
+    eval_every: int = option(300, "steps between validations; there is always one at the end")
     eval_sequences: int = option(256, "sequences that a validation reads, evenly spread over the split")
     trackers: tuple[str, ...] = option((), "tensorboard, wandb or trackio, through accelerate")
     prompt: str = option("def ", "what the sample at the end goes on from")

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 import torch
 from accelerate import Accelerator, PartialState
+from accelerate.optimizer import AcceleratedOptimizer
 from accelerate.tracking import filter_trackers
 from accelerate.utils import DistributedType, FullyShardedDataParallelPlugin, broadcast_object_list, set_seed
 from torch import Tensor, nn
@@ -62,15 +63,15 @@ class Engine:
         if plugin is not None and on_cpu:
             shard_on_cpu(self.accelerator, plugin)
 
-    def prepare(self, model: Objective, optimiser: torch.optim.Optimizer) -> tuple[nn.Module, torch.optim.Optimizer]:
+    def prepare(self, model: Objective, optimiser: torch.optim.Optimizer) -> tuple[nn.Module, AcceleratedOptimizer]:
         """The model spread over the processes, and the optimiser of what each holds of it."""
         if self.config.checkpointing:
             model.model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         if self.config.compile:
             for block in model.model.model.layers:
                 block.compile()
-        wrapped, optimiser = self.accelerator.prepare(model, optimiser)
-        return wrapped, optimiser
+        wrapped, accelerated = self.accelerator.prepare(model, optimiser)
+        return wrapped, accelerated
 
     def about(self, model: nn.Module) -> dict[str, Any]:
         """How the model is spread, as it is and not as it was asked for."""

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from accelerate.optimizer import AcceleratedOptimizer
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
@@ -37,7 +38,7 @@ class Job:
     engine: Engine
     corpus: Corpus
     model: nn.Module
-    optimiser: torch.optim.Optimizer
+    optimiser: AcceleratedOptimizer
     folder: Path
     parameters: int
     began: float
@@ -103,7 +104,8 @@ def train(job: Job, progress: Progress, place: Place, metrics: Metrics | None) -
             last = place.step == config.steps
             if place.spikes.skipped >= config.safety.patience:
                 raise StoppedError(stop_message(job, place, line))
-            if last or place.step % config.log.eval_every == 0:
+            # who sends a signal may not wait for long
+            if last or (place.step % config.log.eval_every == 0 and not stop):
                 record(job, progress, metrics, validation(job, place.step))
             if last or stop or place.step % config.save.every == 0:
                 save(job, place)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from pathlib import Path
 from typing import Any
@@ -24,9 +25,10 @@ class Metrics:
         os.replace(fresh, self.path)
 
     def add(self, line: Line) -> None:
-        """Append a line."""
+        """Append a line; numbers that are none, which JSON has no word for, as null."""
+        known = {key: None if isinstance(value, float) and not math.isfinite(value) else value for key, value in line.items()}
         with self.path.open("a") as handle:
-            handle.write(json.dumps(line) + "\n")
+            handle.write(json.dumps(known) + "\n")
 
 
 def lines(path: Path) -> list[Line]:

@@ -41,13 +41,7 @@ def sample(
     torch.manual_seed(seed)
     how = {"do_sample": True, "temperature": temperature, "top_k": top_k} if temperature else {"do_sample": False}
     pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
-    mask = torch.ones_like(ids)
-    found = model.generate(
-        ids.to(device),
-        attention_mask=mask.to(device),
-        max_new_tokens=tokens,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=pad,
-        **how,
-    )
+    ends = {"eos_token_id": tokenizer.eos_token_id, "pad_token_id": pad}
+    ids = ids.to(device)
+    found = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=tokens, **ends, **how)
     return str(tokenizer.decode(found[0], skip_special_tokens=True))
