@@ -202,6 +202,11 @@ def running(process: int) -> bool:
 
 
 def synced(path: Path) -> None:
-    """Make sure that a file's bytes have reached the disk."""
-    with path.open("rb") as handle:
-        os.fsync(handle.fileno())
+    """Make sure that a file's bytes, or on POSIX a folder's names, have reached the disk."""
+    if path.is_dir() and os.name != "posix":
+        return
+    handle = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -27,6 +26,7 @@ from torch.distributed.checkpoint.state_dict import (
     set_optimizer_state_dict,
 )
 
+from ..data.corpus import synced
 from .engine import Engine
 
 MODEL, OPTIMISER, STATE, MANIFEST = "model.safetensors", "optimizer.safetensors", "state.json", "manifest.json"
@@ -128,15 +128,6 @@ def tied(model: nn.Module) -> dict[str, str]:
         first.setdefault(id(parameter), name)
     named = model.named_parameters(remove_duplicate=False)
     return {name: first[id(parameter)] for name, parameter in named if first[id(parameter)] != name}
-
-
-def synced(path: Path) -> None:
-    """Make sure that a file or a folder's list of names has reached the disk."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def digest(path: Path) -> str:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import os
-import resource
-import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, TypeVar
 
+import psutil
 import torch
 from accelerate import Accelerator, PartialState
 from accelerate.optimizer import AcceleratedOptimizer
@@ -126,11 +125,10 @@ class Engine:
         set_seed(int.from_bytes(digest, "big"))
 
     def memory(self) -> float:
-        """The most memory that this process has held so far, in GB: the device's, or on the CPU the process's."""
+        """The most of the device's memory that was held so far, in GB; on the CPU what the process holds now."""
         if self.device.type == "cuda":
             return torch.cuda.max_memory_allocated(self.device) / 1e9
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        return peak / 1e9 if sys.platform == "darwin" else peak * 1024 / 1e9
+        return float(psutil.Process().memory_info().rss) / 1e9
 
 
 def sharding_plugin(precision: str) -> FullyShardedDataParallelPlugin:
