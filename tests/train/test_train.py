@@ -170,7 +170,9 @@ def test_a_half_written_checkpoint_does_not_count(run, tmp_path):
 
 
 def test_only_so_many_checkpoints_are_kept(lab):
-    assert lab.here("kept", *STEPS, "--save.every", "1", "--save.keep", "2") == 0
+    (lab.root / "kept" / "checkpoints" / "step-00000003.partial").mkdir(parents=True)
+    (lab.root / "kept" / "config.yaml").write_text("")
+    assert lab.here("kept", *STEPS, "--save.every", "1", "--save.keep", "2", "--resume") == 0
     assert [path.name for path in lab.checkpoints("kept")] == ["step-00000011", "step-00000012"]
 
 

@@ -71,7 +71,7 @@ def save(
 
     def write() -> None:
         written(place, weights, moments, {**state, "step": step}, describe)
-        for old in found(checkpoints)[keep:]:
+        for old in [*found(checkpoints)[keep:], *checkpoints.glob("step-*.partial")]:
             shutil.rmtree(old)
 
     try:
