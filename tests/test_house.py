@@ -20,7 +20,7 @@ FLOORS = [
     {"forms", "kernels"},
     {"memorize"},
     {"nn"},
-    {"hf"},
+    {"hf", "diagnostics"},
     {"data"},
     {"train"},
 ]

@@ -84,6 +84,7 @@ CASES = {
         "gla has no anchored form: those that have are titans_lmm, moneta, yaad, memora",
     ),
     "heads": (lambda: MirasConfig(hidden_size=10, num_attention_heads=3), "hidden_size=10 is not a multiple of"),
+    "no blocks": (lambda: MirasConfig(num_hidden_layers=0), "num_hidden_layers must be an integer of 1 or more, got 0"),
     "unknown spec": (lambda: MirasConfig(spec="yaadd"), "unknown preset 'yaadd'"),
     "window": (lambda: MirasConfig(sliding_window=0), "sliding_window must be 1 or more, or None, got 0"),
     "loss chunk": (lambda: MirasConfig(loss_chunk=-1), "loss_chunk must be >= 0, got -1"),

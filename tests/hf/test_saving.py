@@ -67,6 +67,28 @@ def test_the_card_is_filled(saved):
     assert (folder / "README.md").read_text() == "mine"
 
 
+def test_nothing_is_half_written(saved, monkeypatch):
+    """A save that fails leaves what was there; one that succeeds leaves no shards of an earlier one."""
+    model, folder = saved
+    before = {file.name: file.read_bytes() for file in folder.iterdir()}
+    model.config.label = "another"
+
+    def fail(*_, **__):
+        raise OSError("no space left")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("transformers.modeling_utils.safe_save_file", fail)
+        with pytest.raises(OSError, match="no space left"):
+            model.save_pretrained(folder)
+    assert {file.name: file.read_bytes() for file in folder.iterdir()} == before
+    model.save_pretrained(folder, max_shard_size="5KB")
+    assert not (folder / "model.safetensors").exists() and len(list(folder.glob("model-*.safetensors"))) > 1
+    again = AutoModelForCausalLM.from_pretrained(folder)
+    assert torch.equal(again(tokens(1, 4)).logits, model(tokens(1, 4)).logits)
+    model.save_pretrained(folder)
+    assert [file.name for file in folder.glob("model*.safetensors*")] == ["model.safetensors"]
+
+
 def test_a_spec_of_ones_own_is_saved_too(tmp_path):
     parts = dict(memory=memory.MLP(depth=1), bias=bias.Huber(delta=0.5), retention=retention.ElasticNet(a=20.0))
     spec = Spec(**parts, algorithm=algorithm.GradientDescent())

@@ -67,6 +67,9 @@ class MirasConfig(PreTrainedConfig):
     def __post_init__(self, **kwargs: Any) -> None:
         spec = presets.get(self.spec) if isinstance(self.spec, str) else self.spec
         self.spec = spec.to_dict() if isinstance(spec, Spec) else Spec.from_dict(spec).to_dict()
+        for name in ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"):
+            value = getattr(self, name)
+            require(isinstance(value, int) and value >= 1, f"{name} must be an integer of 1 or more, got {value!r}")
         if self.head_dim is None:
             require(
                 self.hidden_size % self.num_attention_heads == 0,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -101,13 +103,27 @@ def card(model: MirasPreTrainedModel, folder: str) -> str:
 
 
 def save_with_card(model: MirasPreTrainedModel, folder: Any, save: Callable[..., None], options: dict[str, Any]) -> None:
-    """Save by ``save``, with the shim, and with a card where there is none yet."""
+    """Save by ``save``, with the shim, and with a card where there is none yet; a file takes its name when it is complete."""
     model.config.auto_map = dict(AUTO_MAP)
     path = Path(folder)
-    if options.get("is_main_process", True) and not path.is_file():
-        path.mkdir(parents=True, exist_ok=True)
-        (path / f"{SHIM}.py").write_text(SHIM_TEXT)
-        readme = path / "README.md"
-        if not readme.exists():
-            readme.write_text(card(model, path.name))
-    save(folder, **options)
+    if path.is_file() or options.get("push_to_hub") or not options.get("is_main_process", True):
+        save(folder, **options)
+        return
+    path.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=path, prefix=".saving-") as temporary:
+        begun = Path(temporary)
+        save(temporary, **options)
+        (begun / f"{SHIM}.py").write_text(SHIM_TEXT)
+        if not (path / "README.md").exists():
+            (begun / "README.md").write_text(card(model, path.resolve().name))
+        _move(begun, path)
+
+
+def _move(begun: Path, path: Path) -> None:
+    """Every complete file to its place, and weights of an earlier save away."""
+    new = {file.name for file in begun.iterdir()}
+    for name in sorted(new):
+        os.replace(begun / name, path / name)
+    for old in path.glob("model*.safetensors*"):
+        if old.name not in new:
+            old.unlink()

@@ -3,7 +3,7 @@
 from .attention import SlidingWindowAttention, WindowState
 from .block import Block, Stack, SwiGLU
 from .gates import GateRecipe
-from .layer import MirasLayer, MirasState
+from .layer import MirasLayer, MirasState, Prepared
 from .packing import Packing
 from .recipes import RECIPES, Recipe, recipe_of
 
@@ -14,6 +14,7 @@ __all__ = [
     "MirasLayer",
     "MirasState",
     "Packing",
+    "Prepared",
     "Recipe",
     "SlidingWindowAttention",
     "Stack",

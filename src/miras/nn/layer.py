@@ -47,6 +47,22 @@ class MirasState(NamedTuple):
     seen: Tensor
 
 
+class Prepared(NamedTuple):
+    """What a layer hands to its memory, and keeps for after it.
+
+    q ``[B,T,H,K]``, k ``[B,T P,H,K]`` (None where it is tied to the decay) and v ``[B,T P,H,V]``; the gates; what the output
+    gate sees; the window and the number of tokens seen, to go on with.
+    """
+
+    q: Tensor
+    k: Tensor | None
+    v: Tensor
+    gates: Gates
+    output: Tensor
+    window: Tensor
+    seen: Tensor
+
+
 class Streams(NamedTuple):
     """The layer's input as each projection sees it: the same for all, unless it is shifted."""
 
@@ -163,6 +179,12 @@ class MirasLayer(nn.Module):
             packing = Packing.of(mask)
             y, state = self(packing.pack(x), state, cu_seqlens=packing.cu_seqlens)
             return packing.unpack(y), state
+        prepared = self.prepare(x, state, cu_seqlens=cu_seqlens)
+        y, memory = self.remember(prepared, state, cu_seqlens=cu_seqlens)
+        return self.finish(prepared, y), MirasState(prepared.window, memory, prepared.seen)
+
+    def prepare(self, x: Tensor, state: MirasState | None = None, *, cu_seqlens: Tensor | None = None) -> Prepared:
+        """Everything before the memory: projections, convolution, treatment of q and k, gates."""
         places = None if cu_seqlens is None else Places.of(cu_seqlens)
         rows = x.shape[0] if places is None else len(places.lengths)
         window = self._window(x, rows)
@@ -173,14 +195,20 @@ class MirasLayer(nn.Module):
         seen = torch.zeros(rows, dtype=torch.long, device=x.device) if state is None else state.seen
         streams, q, k, v, window = self._project(x, window, places)
         q, k = self._treated(q, k, seen, places)
-        gates = self._gate_values(streams.gates)
-        k, v, gates = self.extras.pairs(k, v, gates, self.gates)
-        y, memory = memorize(
+        k, v, gates = self.extras.pairs(k, v, self._gate_values(streams.gates), self.gates)
+        read = x.shape[1] if places is None else places.lengths
+        return Prepared(q, k, v, gates, streams.output, window, seen + read)
+
+    def remember(
+        self, prepared: Prepared, state: MirasState | None = None, *, cu_seqlens: Tensor | None = None
+    ) -> tuple[Tensor, AnyState]:
+        """The memory alone: what it reads, ``[B,T,H,V]``, and its state."""
+        return memorize(
             self.spec,
-            q,
-            k,
-            v,
-            gates,
+            prepared.q,
+            prepared.k,
+            prepared.v,
+            prepared.gates,
             weights=self.memory.start() if state is None else None,
             norm=self.memory.norm(),
             state=None if state is None else state.memory,
@@ -188,9 +216,16 @@ class MirasLayer(nn.Module):
             chunk_size=self.chunk_size,
             backend=self.backend,
         )
-        y = self.extras.output(y, q, k, v)
-        read = x.shape[1] if places is None else places.lengths
-        return self._output(y, streams.output), MirasState(window, memory, seen + read)
+
+    def finish(self, prepared: Prepared, y: Tensor) -> Tensor:
+        """Everything after the memory: norm, gate, projection; ``[B,T,H,V] -> [B,T,C]``."""
+        y = self.extras.output(y, prepared.q, prepared.k, prepared.v)
+        y = (y if self.norm is None else self.norm(y)).flatten(2)
+        if self.g_proj is not None:
+            assert self.recipe.output_gate is not None
+            y = y * OUTPUT_GATES[self.recipe.output_gate](self.g_proj(prepared.output))
+        out: Tensor = self.o_proj(y)
+        return out
 
     def _window(self, x: Tensor, rows: int) -> Tensor:
         """Nothing seen yet, ``[R,W-1,...]``."""
@@ -241,14 +276,6 @@ class MirasLayer(nn.Module):
             mu, eta = made["mu"], made["eta"]
             made["eta"] = eta * (1 - (mu if mu.dim() == eta.dim() else mu[..., None]))
         return Gates(**made)
-
-    def _output(self, y: Tensor, x: Tensor) -> Tensor:
-        y = (y if self.norm is None else self.norm(y)).flatten(2)
-        if self.g_proj is not None:
-            assert self.recipe.output_gate is not None
-            y = y * OUTPUT_GATES[self.recipe.output_gate](self.g_proj(x))
-        out: Tensor = self.o_proj(y)
-        return out
 
     def extra_repr(self) -> str:
         return f"{self.spec}, heads={self.heads}, head_dim={self.keys}"
