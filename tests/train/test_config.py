@@ -89,7 +89,7 @@ def test_help_names_every_option_with_its_default(capsys):
     text = " ".join(capsys.readouterr().out.split())
     for name, (_, _, help) in options_of(TrainConfig).items():
         assert f"--{name} " in text and help.split(";")[0] in text
-    assert "steps between checkpoints (an integer; default: 400)" in text
+    assert "steps between checkpoints (an integer; default: 300)" in text
     assert "a number or none; default: none" in text
 
 
