@@ -1,10 +1,10 @@
-# Everything a fresh machine with Python, git and make needs: `make demo` and `make test` set up their own environment.
+# Everything a fresh machine with Python, git and make needs: `make train`, `make demo` and `make test` set up their own environment.
 PYTHON ?= python3
 VENV ?= .venv
 BIN = $(VENV)/bin
 INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test lint dev clean
+.PHONY: train demo test lint dev clean
 
 # torch comes first and pinned: a range would let pip take a build of several gigabytes
 $(BIN)/python:
@@ -15,9 +15,16 @@ $(VENV)/.demo: $(BIN)/python pyproject.toml constraints.txt
 	$(INSTALL) -e '.[cli]'
 	touch $@
 
+$(VENV)/.train: $(BIN)/python pyproject.toml constraints.txt
+	$(INSTALL) -e '.[train]'
+	touch $@
+
 $(VENV)/.dev: $(BIN)/python pyproject.toml constraints.txt
 	$(INSTALL) -e '.[dev]'
 	touch $@
+
+train: $(VENV)/.train
+	$(BIN)/miras train
 
 demo: $(VENV)/.demo
 	$(BIN)/miras recall --out recall

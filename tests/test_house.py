@@ -22,6 +22,8 @@ FLOORS = [
     {"explanation"},
     {"nn"},
     {"hf", "diagnostics"},
+    {"data"},
+    {"train"},
 ]
 
 

@@ -1,4 +1,4 @@
-"""The command line: ``miras table``, ``miras describe``, ``miras recall``."""
+"""The command line: ``miras train``, ``plan``, ``sample``, ``table``, ``describe``, ``recall``."""
 
 from __future__ import annotations
 
@@ -16,11 +16,16 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn, Union, get_args, get_o
 
 from . import __version__, presets
 from .spec import Spec
+from .train.config import TrainConfig
+from .train.options import add_options, build, refuse_unknown
 from .types import require
 
 if TYPE_CHECKING:
     from .lab.recall import Outcome, Settings
     from .lab.tables import Table
+
+
+TRAIN_PACKAGES = ("numpy", "yaml", "rich", "matplotlib", "safetensors", "tokenizers", "transformers", "accelerate")
 
 
 class MissingExtraError(Exception):
@@ -37,10 +42,12 @@ class Parser(argparse.ArgumentParser):
 def main(argv: list[str] | None = None) -> int:
     """Run the command line; the exit code."""
     try:
-        arguments = parser().parse_args(argv)
-        run: Callable[[argparse.Namespace], None] = arguments.run
-        run(arguments)
+        arguments, unknown = parser().parse_known_args(argv)
+        refuse_unknown(arguments.parser, unknown)
+        run: Callable[[argparse.Namespace], int | None] = arguments.run
+        code = run(arguments)
         sys.stdout.flush()
+        return code or 0
     except BrokenPipeError:
         # whoever read the output has seen enough; the interpreter must not flush into the closed pipe at exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -49,12 +56,13 @@ def main(argv: list[str] | None = None) -> int:
         print(missing, file=sys.stderr)
         return 2
     except (ValueError, OSError) as error:
-        print("miras:", " ".join(str(error).split()), file=sys.stderr)
+        # of several processes that fail alike, one says so
+        if os.environ.get("RANK", "0") == "0":
+            print("miras:", " ".join(str(error).split()), file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("miras: interrupted", file=sys.stderr)
         return 130
-    return 0
 
 
 def parser() -> Parser:
@@ -62,10 +70,107 @@ def parser() -> Parser:
     whole = Parser(prog="miras", description="Sequence models that memorise at test time, as four choices.")
     whole.add_argument("--version", action="version", version=f"miras {__version__}")
     commands = whole.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    add_train(commands.add_parser("train", allow_abbrev=False, help="train a language model; with nothing given, a small one"))
+    add_plan(commands.add_parser("plan", allow_abbrev=False, help="what a training will take: parameters, memory, hours"))
+    add_sample(commands.add_parser("sample", help="text from a trained model"))
     add_table(commands.add_parser("table", help="every preset with its four choices and its write rule"))
     add_describe(commands.add_parser("describe", help="the update rule of one preset"))
     add_recall(commands.add_parser("recall", help="how well memories recall pairs, by age and under noise"))
+    for command in commands.choices.values():
+        command.set_defaults(parser=command)
     return whole
+
+
+# miras train, plan, sample
+
+
+def add_train(command: argparse.ArgumentParser) -> None:
+    """The options of ``miras train``."""
+    command.usage = "miras train [--resume] [--config FILE] [--section.key value ...]"
+    command.description = (
+        "Train a language model. With nothing given: a small one, on Python's own documentation and sources, in two minutes. "
+        "On several processes: torchrun --nproc-per-node 8 -m miras train ..., or accelerate launch -m miras train ..."
+    )
+    command.add_argument(
+        "--resume",
+        action="store_true",
+        help="go on from the newest whole checkpoint of --run.folder (or of the newest run in out/), with its configuration",
+    )
+    add_options(command, TrainConfig)
+    command.set_defaults(run=run_train)
+
+
+def run_train(arguments: argparse.Namespace) -> int:
+    """``miras train``."""
+    for package in TRAIN_PACKAGES:
+        needed("train", package, "train")
+    if arguments.resume:
+        from .train.run import newest_folder
+
+        folder = Path(vars(arguments).get("run.folder") or newest_folder())
+        vars(arguments)["run.folder"] = str(folder)
+        if (folder / "config.yaml").exists():
+            arguments.config.insert(0, folder / "config.yaml")
+    config = build(TrainConfig, arguments)
+    from .train.command import train_command
+
+    return train_command(config, arguments.resume)
+
+
+def add_plan(command: argparse.ArgumentParser) -> None:
+    """The options of ``miras plan``."""
+    command.usage = "miras plan [--gpus N,N,...] [--measured FILE] [--config FILE] [--section.key value ...]"
+    command.description = (
+        "What a training will take, from the configuration that miras train would get: parameters, FLOPs a token, memory a "
+        "GPU, and hours, from a throughput that was measured."
+    )
+    command.add_argument("--gpus", metavar="N,N,...", default="8,64", help="numbers of GPUs (default 8,64)")
+    command.add_argument(
+        "--measured", metavar="FILE", type=Path, help="a JSON file of throughputs (default: benchmarks/results/train.json)"
+    )
+    add_options(command, TrainConfig)
+    command.set_defaults(run=run_plan)
+
+
+def run_plan(arguments: argparse.Namespace) -> None:
+    """``miras plan``."""
+    for package in TRAIN_PACKAGES:
+        needed("plan", package, "train")
+    from .train.plan import plan_command
+
+    plan_command(build(TrainConfig, arguments), counts(arguments.gpus), arguments.measured)
+
+
+def counts(text: str) -> tuple[int, ...]:
+    """The numbers of a comma list."""
+    try:
+        found = tuple(int(part) for part in text.split(","))
+    except ValueError:
+        found = ()
+    require(bool(found) and min(found, default=0) > 0, f"--gpus takes numbers such as 8,64, got {text!r}")
+    return found
+
+
+def add_sample(command: argparse.ArgumentParser) -> None:
+    """The options of ``miras sample``."""
+    command.description = "Let a trained model go on from a prompt."
+    command.add_argument("folder", metavar="FOLDER", type=Path, help="a saved model, such as out/yaad-small-1/model")
+    command.add_argument("--prompt", default="", help="where to begin (default: at the start of a document)")
+    command.add_argument("--tokens", type=int, default=200, help="how many to add (default 200)")
+    command.add_argument("--temperature", type=float, default=0.8, help="0 takes the likeliest token each time (default 0.8)")
+    command.add_argument("--top-k", type=int, default=50, help="draw from so many of the likeliest (default 50)")
+    command.add_argument("--seed", type=int, default=0, help="of the draws (default 0)")
+    command.set_defaults(run=run_sample)
+
+
+def run_sample(arguments: argparse.Namespace) -> None:
+    """``miras sample``."""
+    for package in TRAIN_PACKAGES:
+        needed("sample", package, "train")
+    from .train.sample import sample
+
+    how = {"temperature": arguments.temperature, "top_k": arguments.top_k, "seed": arguments.seed}
+    print(sample(arguments.folder, arguments.prompt, arguments.tokens, **how))
 
 
 # miras table
@@ -258,12 +363,12 @@ def with_progress(settings: Settings) -> dict[str, Outcome]:
     return outcomes
 
 
-def needed(command: str, package: str) -> None:
-    """Import a package of the extra ``cli`` or say how to get it."""
+def needed(command: str, package: str, extra: str = "cli") -> None:
+    """Import a package of an extra or say how to get it."""
     try:
         importlib.import_module(package)
     except ImportError:
-        raise MissingExtraError(f"miras {command} needs {package}: pip install 'miras-torch[cli]'") from None
+        raise MissingExtraError(f"miras {command} needs {package}: pip install 'miras-torch[{extra}]'") from None
 
 
 def chosen(text: str) -> tuple[str, ...]:

@@ -1,0 +1,3 @@
+#!/bin/sh
+# yaad-tiny on one device, a minute
+exec python -m miras train --config configs/yaad-tiny.toml "$@"

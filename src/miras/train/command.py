@@ -1,0 +1,166 @@
+"""``miras train``: from a configuration to a run folder with a model in it."""
+
+from __future__ import annotations
+
+import sys
+import time
+from importlib.util import find_spec
+from pathlib import Path
+
+from accelerate.utils import set_seed
+from transformers.utils.logging import disable_progress_bar
+
+from ..data.corpus import Corpus, prepare
+from ..data.sequences import spread
+from ..data.sources import Files, Source, source_of
+from ..data.tokenizer import Tokenizer, tokenizer_of
+from ..hf import MirasForCausalLM
+from ..types import require
+from . import run
+from .checkpoint import found
+from .config import DataConfig, TrainConfig
+from .engine import Engine
+from .loop import Job, Place, StoppedError, bits_per_nat, loader, restore, train
+from .metrics import Metrics, lines
+from .models import Objective, build_model, model_config
+from .optimiser import adamw
+from .options import to_dict
+from .plot import draw
+from .progress import Progress, clock
+from .sample import sample
+
+
+def train_command(config: TrainConfig, resume: bool) -> int:
+    """Run a training; the exit code: 0 at the end, 128 and the signal's number after one, 1 where nothing went on."""
+    began = time.monotonic()
+    for tracker in config.log.trackers:
+        require(find_spec(tracker) is not None, f"log.trackers: {tracker} is not installed: pip install {tracker}")
+    engine = Engine(config.engine)
+    tokenizer = tokenizer_of(config.data.tokenizer, config.data.end)
+    model_config(config.model, tokenizer)
+    folder = engine.on_first(lambda: chosen_folder(config, resume))
+    with engine.accelerator.local_main_process_first():
+        corpus = read_corpus(config.data, tokenizer)
+    if resume:
+        engine.on_first(lambda: run.check_identity(folder, run.identity(config, corpus)))
+    job = make_job(config, engine, corpus, tokenizer, folder, began)
+    try:
+        with Progress(config.steps, config.log.every, engine.first) as progress:
+            signalled = work(job, progress, resume)
+    except StoppedError as error:
+        if engine.first:
+            print(f"miras: {error}", file=sys.stderr)
+        engine.accelerator.end_training()
+        return 1
+    if signalled is None and engine.first:
+        conclude(job, tokenizer)
+    engine.accelerator.wait_for_everyone()
+    engine.accelerator.end_training()
+    return 0 if signalled is None else 128 + signalled
+
+
+def chosen_folder(config: TrainConfig, resume: bool) -> Path:
+    """The run folder, which must be free or hold the run that goes on."""
+    folder = run.free_folder(config.model.name) if config.run.folder is None else Path(config.run.folder)
+    run.check_folder(folder, resume)
+    return folder
+
+
+def make_job(config: TrainConfig, engine: Engine, corpus: Corpus, tokenizer: Tokenizer, folder: Path, began: float) -> Job:
+    """The model and its optimiser, the same on every process, then spread over them."""
+    set_seed(config.run.seed)
+    model = build_model(config.model, tokenizer)
+    objective = Objective(model)
+    wrapped, optimiser = engine.prepare(objective, adamw(objective, config.optim, engine.device))
+
+    def describe(place: Path) -> None:
+        model.config.save_pretrained(place)
+        tokenizer.hugging_face().save_pretrained(place)
+
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    return Job(
+        config=config,
+        engine=engine,
+        corpus=corpus,
+        model=wrapped,
+        optimiser=optimiser,
+        folder=folder,
+        parameters=parameters,
+        began=began,
+        describe=describe,
+    )
+
+
+def work(job: Job, progress: Progress, resume: bool) -> int | None:
+    """Everything from the first line on the screen to the last step."""
+    config, engine = job.config, job.engine
+    # what does not fit together is found out before anything is written
+    loader(job, 0)
+    spread(job.corpus.valid, config.data.length, config.log.eval_sequences)
+    introduce(job, progress)
+    place = restore(job, progress) if resume else Place()
+    metrics = None
+    if engine.first:
+        run.begin(job.folder, config, job.corpus, job.parameters, engine.about(job.model))
+        metrics = Metrics(job.folder / "metrics.jsonl")
+        metrics.cut(place.step)
+    options = {f"{section}.{key}": value for section, keys in to_dict(config).items() for key, value in keys.items()}
+    engine.track(config.log.trackers, job.folder, options)
+    progress.begin(place.step)
+    try:
+        return train(job, progress, place, metrics)
+    finally:
+        if metrics is not None:
+            picture(job)
+
+
+def introduce(job: Job, progress: Progress) -> None:
+    """What is about to happen, in three lines."""
+    config, engine, corpus = job.config, job.engine, job.corpus
+    for warning in corpus.warnings:
+        progress.say(f"warning: {warning}")
+    progress.say(f"data   {corpus.title}: {corpus.train.count:,} tokens to train on, {corpus.valid.count:,} to validate")
+    progress.say(
+        f"model  {config.model.name}, {job.parameters:,} parameters, {config.steps} steps of {config.data.batch} x "
+        f"{config.data.length} tokens on {engine.processes} x {engine.device.type}"
+    )
+    progress.say(f"run    {job.folder}")
+
+
+def picture(job: Job) -> None:
+    """Draw the curves of the run so far."""
+    known = lines(job.folder / "metrics.jsonl")
+    if any("loss" in line for line in known):
+        title = f"{job.config.model.name}, {job.parameters / 1e6:.3g}M parameters, {job.corpus.title}"
+        draw(known, job.folder / "plot.png", title, bits_per_nat(job.corpus.train.bytes_per_token))
+
+
+def conclude(job: Job, tokenizer: Tokenizer) -> None:
+    """Leave a model, a sample and the line to type next."""
+    # its bars would stand between the lines below
+    disable_progress_bar()
+    log, folder = job.config.log, job.folder / "model"
+    model = MirasForCausalLM.from_pretrained(found(job.checkpoints)[0])
+    model.save_pretrained(folder)
+    tokenizer.hugging_face().save_pretrained(folder)
+    bits = [line["valid_bits_per_byte"] for line in lines(job.folder / "metrics.jsonl") if "valid_loss" in line][-1]
+    if log.sample:
+        text = sample(folder, log.prompt, log.sample, seed=job.config.run.seed)
+        (job.folder / "sample.txt").write_text(text + "\n", encoding="utf-8")
+        print(f"\n{text}\n")
+    print(f"validation: {bits:.4f} bits per byte after {job.config.steps} steps, {clock(time.monotonic() - job.began)} in all")
+    print(f"see {job.folder / 'plot.png'} and {job.folder / 'metrics.jsonl'}; the model is in {folder}")
+    print(f"next: miras sample {folder} --prompt 'import '")
+
+
+def read_corpus(config: DataConfig, tokenizer: Tokenizer) -> Corpus:
+    """The tokenised text, made now or found in the cache."""
+    source = source_of(
+        config.path, field=config.field, valid_share=config.valid_share, subset=config.subset, split=config.split
+    )
+    valid: Source | None = None
+    if config.valid_path is not None:
+        path = Path(config.valid_path).expanduser()
+        require(path.exists(), f"no such file or folder: {config.valid_path} (data.valid_path)")
+        valid = Files(path, field=config.field, valid_share=config.valid_share, only="valid")
+    return prepare(source, tokenizer, Path(config.cache), valid=valid, on_bad=config.on_bad, max_tokens=config.max_tokens)

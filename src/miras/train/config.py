@@ -1,0 +1,192 @@
+"""Every option of training, defined once: the sections of a configuration file and of the command line."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from ..types import require
+from .options import option
+
+# peak learning rates: the paper's table for 120m to 760m, the others ours
+PEAK_RATES = {"tiny": 8e-3, "small": 4e-3, "120m": 3e-3, "340m": 1.5e-3, "760m": 1.25e-3, "1.3b": 7e-4}
+SMALL_RATE = 4e-3
+
+
+def positive(section: str, **values: float | None) -> None:
+    """Refuse what is zero or less."""
+    for name, value in values.items():
+        require(value is None or value > 0, f"{section}.{name} must be > 0, got {value}")
+
+
+def at_least_zero(section: str, **values: float) -> None:
+    """Refuse what is less than zero."""
+    for name, value in values.items():
+        require(value >= 0, f"{section}.{name} must be >= 0, got {value}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataConfig:
+    """What is read, and how it is cut."""
+
+    path: str | None = option(
+        None, "a file or folder of .txt, .jsonl, .parquet (.xz, .gz), or a dataset's name; none: embedded text"
+    )
+    valid_path: str | None = option(None, "text for validation, instead of a part of the above")
+    valid_share: float = option(0.01, "the part of the documents that is set aside for validation")
+    field: str = option("text", "the field or column that holds the text")
+    subset: str | None = option(None, "the subset of a Hugging Face dataset")
+    split: str = option("train", "the split of a Hugging Face dataset")
+    max_tokens: int | None = option(None, "stop reading after so many training tokens")
+    on_bad: Literal["error", "skip"] = option("error", "bad lines and files: stop, or count them and go on")
+    tokenizer: str = option("bytes", "bytes, a folder with a tokenizer, or a name on the Hugging Face hub")
+    end: str | None = option(None, "the token that closes a document, where the tokenizer names none")
+    cache: str = option("~/.cache/miras", "where tokenised text is kept")
+    length: int = option(256, "tokens of a sequence")
+    batch: int = option(4, "sequences of a step, over all processes")
+    isolate: bool = option(False, "start memories afresh at every document, rather than read on over its end")
+    workers: int = option(0, "processes that read ahead; 0 reads in between steps")
+
+    def __post_init__(self) -> None:
+        positive("data", length=self.length, batch=self.batch, max_tokens=self.max_tokens)
+        at_least_zero("data", workers=self.workers)
+        require(0 < self.valid_share < 1, f"data.valid_share must lie between 0 and 1, got {self.valid_share}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptimConfig:
+    """AdamW, its learning rate over time, and how long."""
+
+    steps: int = option(900, "optimiser steps")
+    tokens: int | None = option(None, "tokens to train on; takes the place of steps")
+    lr: float | None = option(
+        None, "peak learning rate; none: the one for the size that the model's name ends with, 4e-3 for others"
+    )
+    warmup: float = option(0.05, "the part of the steps over which the rate rises to its peak")
+    final: float = option(0.1, "the part of the peak at which the cosine ends")
+    weight_decay: float = option(0.1, "on matrices; norms, biases, gates, convolutions and initial memories have none")
+    beta1: float = option(0.9, "decay of the mean gradient")
+    beta2: float = option(0.95, "decay of the mean squared gradient")
+    eps: float = option(1e-8, "added to the root of the mean squared gradient")
+    clip: float = option(1.0, "largest norm of the gradient")
+
+    def __post_init__(self) -> None:
+        positive("optim", steps=self.steps, tokens=self.tokens, lr=self.lr, eps=self.eps, clip=self.clip)
+        at_least_zero("optim", weight_decay=self.weight_decay)
+        for name in ("warmup", "final", "beta1", "beta2"):
+            value = getattr(self, name)
+            require(0 <= value <= 1, f"optim.{name} must lie between 0 and 1, got {value}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineConfig:
+    """How the work is done; nothing here changes what is computed, but for rounding."""
+
+    device: Literal["auto", "cpu"] = option("auto", "auto takes an accelerator where there is one")
+    parallel: Literal["ddp", "fsdp"] = option("ddp", "several processes: a copy of the model each, or a part of it each")
+    precision: Literal["auto", "fp32", "bf16"] = option("auto", "auto is bf16 on an accelerator, fp32 on the CPU")
+    micro_batch: int | None = option(None, "sequences at once in a process; none: its whole part of the batch")
+    compile: bool = option(False, "torch.compile on every block")
+    checkpointing: bool = option(False, "compute activations again in the backward pass, rather than keep them")
+    threads: int | None = option(None, "CPU threads of a process; none: torch's choice")
+
+    def __post_init__(self) -> None:
+        positive("engine", micro_batch=self.micro_batch, threads=self.threads)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SaveConfig:
+    """Checkpoints."""
+
+    every: int = option(300, "steps between checkpoints")
+    keep: int = option(2, "how many checkpoints are kept, the newest")
+
+    def __post_init__(self) -> None:
+        positive("save", every=self.every, keep=self.keep)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SafetyConfig:
+    """When a step is skipped, and when training stops."""
+
+    spike: float = option(8.0, "skip a step whose loss is so many deviations above its running mean")
+    memory: int = option(50, "steps that the running mean and deviation remember")
+    patience: int = option(10, "stop after so many skipped steps in a row")
+
+    def __post_init__(self) -> None:
+        positive("safety", spike=self.spike, memory=self.memory, patience=self.patience)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LogConfig:
+    """What is shown and written."""
+
+    every: int = option(10, "steps between lines of metrics")
+    eval_every: int = option(300, "steps between validations; there is always one at the end")
+    eval_sequences: int = option(256, "sequences that a validation reads, evenly spread over the split")
+    trackers: tuple[str, ...] = option((), "tensorboard, wandb or trackio, through accelerate")
+    prompt: str = option("def ", "what the sample at the end goes on from")
+    sample: int = option(200, "tokens of the sample at the end; 0 for none")
+
+    def __post_init__(self) -> None:
+        positive("log", every=self.every, eval_every=self.eval_every, eval_sequences=self.eval_sequences)
+        at_least_zero("log", sample=self.sample)
+        known = ("tensorboard", "wandb", "trackio")
+        for tracker in self.trackers:
+            require(tracker in known, f"log.trackers: {tracker!r} is none of {', '.join(known)}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunConfig:
+    """The run as a whole."""
+
+    folder: str | None = option(None, "where everything is written; none: the next free out/<model>-<number>")
+    seed: int = option(0, "of the initial weights, the order of the data, and all else that is random")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelConfig:
+    """What is trained."""
+
+    name: str = option("yaad-tiny", "PRESET-SIZE, PRESET-anchored-SIZE, with -h for a hybrid, or a folder with a saved model")
+    layers: int | None = option(None, "blocks, instead of the size's")
+    dim: int | None = option(None, "width, instead of the size's")
+    inner: int | None = option(None, "inner width of the SwiGLU, instead of the size's")
+    heads: int | None = option(None, "heads, instead of the size's")
+    vocab_size: int | None = option(None, "rows of the embedding, instead of the size's")
+    chunk_size: int | None = option(None, "tokens of a chunk of the memory, instead of the preset's")
+    window: int | None = option(None, "tokens that a hybrid's attention sees, instead of the size's")
+
+    def __post_init__(self) -> None:
+        positive("model", layers=self.layers, dim=self.dim, inner=self.inner, heads=self.heads)
+        positive("model", vocab_size=self.vocab_size, chunk_size=self.chunk_size, window=self.window)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainConfig:
+    """A whole training run."""
+
+    model: ModelConfig = field(default_factory=ModelConfig)
+    data: DataConfig = field(default_factory=DataConfig)
+    optim: OptimConfig = field(default_factory=OptimConfig)
+    engine: EngineConfig = field(default_factory=EngineConfig)
+    save: SaveConfig = field(default_factory=SaveConfig)
+    safety: SafetyConfig = field(default_factory=SafetyConfig)
+    log: LogConfig = field(default_factory=LogConfig)
+    run: RunConfig = field(default_factory=RunConfig)
+
+    @property
+    def steps(self) -> int:
+        """Optimiser steps, from the tokens where those are given."""
+        if self.optim.tokens is None:
+            return self.optim.steps
+        return max(-(-self.optim.tokens // (self.data.batch * self.data.length)), 1)
+
+    @property
+    def peak(self) -> float:
+        """The peak learning rate, by the size in the model's name where none is given."""
+        if self.optim.lr is not None:
+            return self.optim.lr
+        named = [PEAK_RATES[part] for part in Path(self.model.name).name.split("-") if part in PEAK_RATES]
+        return named[0] if named else SMALL_RATE

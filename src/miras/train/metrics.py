@@ -1,0 +1,44 @@
+"""Metrics on disk: a line of JSON for every step and every validation; ``step`` counts the steps taken so far."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from pathlib import Path
+from typing import Any
+
+Line = dict[str, Any]
+
+
+class Metrics:
+    """A file of lines that is only ever added to, except when a run goes back to a checkpoint."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def cut(self, step: int) -> None:
+        """Forget what came after ``step`` steps, which will be taken again, and a last line that a crash cut off."""
+        kept = [line for line in lines(self.path) if line["step"] <= step]
+        fresh = self.path.with_suffix(".new")
+        fresh.write_text("".join(json.dumps(line) + "\n" for line in kept))
+        os.replace(fresh, self.path)
+
+    def add(self, line: Line) -> None:
+        """Append a line; numbers that are none, which JSON has no word for, as null."""
+        known = {key: None if isinstance(value, float) and not math.isfinite(value) else value for key, value in line.items()}
+        with self.path.open("a") as handle:
+            handle.write(json.dumps(known) + "\n")
+
+
+def lines(path: Path) -> list[Line]:
+    """The lines of a file of metrics, but for one that was not finished."""
+    if not path.exists():
+        return []
+    found: list[Line] = []
+    for text in path.read_text().splitlines():
+        try:
+            found.append(json.loads(text))
+        except json.JSONDecodeError:
+            break
+    return found

@@ -1,0 +1,212 @@
+"""Configurations from files and the command line by one definition: a dataclass of sections, dataclasses of plain values.
+
+Every option is ``section.key``, in a file as ``key`` under ``section``, on the command line as ``--section.key value``. The
+types that an option may have are str, int, float, bool, a Literal of strings, a tuple of strings, and any of those or None.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import difflib
+import sys
+import types
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from ..types import require
+
+ConfigT = TypeVar("ConfigT")
+WORDS: dict[Any, str] = {int: "an integer", float: "a number", bool: "true or false", str: "text", types.NoneType: "none"}
+
+
+def option(default: Any, help: str) -> Any:
+    """A field with a default and the line that ``--help`` prints for it."""
+    return dataclasses.field(default=default, metadata={"help": help})
+
+
+def options_of(kind: type) -> dict[str, tuple[Any, Any, str]]:
+    """``section.key`` -> (type, default, help) for every option of a configuration."""
+    found = {}
+    for section, inner in get_type_hints(kind).items():
+        hints = get_type_hints(inner)
+        for field in dataclasses.fields(inner):
+            found[f"{section}.{field.name}"] = (hints[field.name], field.default, field.metadata["help"])
+    return found
+
+
+def add_options(parser: argparse.ArgumentParser, kind: type) -> None:
+    """Give a parser ``--config`` and every option of a configuration, grouped by section."""
+    parser.add_argument(
+        "--config",
+        action="append",
+        default=[],
+        metavar="FILE",
+        type=Path,
+        help="YAML or TOML; may be repeated, the last one wins",
+    )
+    sections = get_type_hints(kind)
+    groups = {name: parser.add_argument_group(name, (inner.__doc__ or "").splitlines()[0]) for name, inner in sections.items()}
+    for name, (hint, default, help) in options_of(kind).items():
+        bare: dict[str, Any] = {"nargs": "?", "const": "true"} if hint is bool else {}
+        said = f"{help} ({expected(hint)}; default: {shown(default)})".replace("%", "%%")
+        groups[name.partition(".")[0]].add_argument(
+            f"--{name}", dest=name, default=argparse.SUPPRESS, metavar=name.rpartition(".")[2].upper(), help=said, **bare
+        )
+
+
+def parse(parser: argparse.ArgumentParser, argv: list[str] | None) -> argparse.Namespace:
+    """The arguments; one that does not exist is refused with the nearest that does."""
+    arguments, unknown = parser.parse_known_args(argv)
+    refuse_unknown(parser, unknown)
+    return arguments
+
+
+def refuse_unknown(parser: argparse.ArgumentParser, unknown: list[str]) -> None:
+    """Refuse arguments that a parser did not take, the first of them by name."""
+    if unknown:
+        name = unknown[0].partition("=")[0]
+        known = [text for action in parser._actions for text in action.option_strings]
+        raise ValueError(f"no option {name}{nearest(name, known)} ({parser.prog} --help lists them)")
+
+
+def build(kind: type[ConfigT], arguments: argparse.Namespace) -> ConfigT:
+    """The configuration: defaults, then the files in order, then the command line."""
+    known = options_of(kind)
+    given: dict[str, Any] = {}
+    for path in arguments.config:
+        given |= from_file(path, known)
+    for name in known:
+        if name in vars(arguments):
+            given[name] = converted(vars(arguments)[name], known[name][0], f"--{name}")
+    return assembled(kind, given)
+
+
+def assembled(kind: type[ConfigT], given: Mapping[str, Any]) -> ConfigT:
+    """A configuration from the values of some of its options."""
+    sections: dict[str, dict[str, Any]] = {section: {} for section in get_type_hints(kind)}
+    for name, value in given.items():
+        section, _, key = name.partition(".")
+        sections[section][key] = value
+    return kind(**{section: inner(**sections[section]) for section, inner in get_type_hints(kind).items()})
+
+
+def from_file(path: Path, known: Mapping[str, tuple[Any, Any, str]]) -> dict[str, Any]:
+    """The options of a YAML or TOML file, checked."""
+    require(path.is_file(), f"no such configuration file: {path}")
+    content = read(path)
+    require(isinstance(content, dict), f"{path} is not a table of sections")
+    sections = sorted({name.partition(".")[0] for name in known})
+    found = {}
+    for section, inner in content.items():
+        require(
+            section in sections,
+            f"{path}: no section {section!r}{nearest(str(section), sections)}, there are {', '.join(sections)}",
+        )
+        require(isinstance(inner, dict), f"{path}: the section {section} is not a table of options")
+        for key, value in inner.items():
+            name = f"{section}.{key}"
+            require(name in known, f"{path}: no option {name}{nearest(name, list(known))}")
+            found[name] = converted(value, known[name][0], f"{path}: {name}")
+    return found
+
+
+def read(path: Path) -> Any:
+    """The content of a YAML or TOML file."""
+    if path.suffix == ".toml":
+        if sys.version_info >= (3, 11):
+            import tomllib
+        else:
+            import tomli as tomllib
+        try:
+            return tomllib.loads(path.read_text(encoding="utf-8"))
+        except (tomllib.TOMLDecodeError, UnicodeError) as error:
+            raise ValueError(f"{path} is not TOML: {error}") from None
+    require(path.suffix in (".yaml", ".yml"), f"a configuration file is .yaml, .yml or .toml, got {path}")
+    import yaml
+
+    try:
+        return yaml.safe_load(path.read_text(encoding="utf-8")) or {}
+    except (yaml.YAMLError, UnicodeError) as error:
+        raise ValueError(f"{path} is not YAML: {error}") from None
+
+
+def nearest(name: str, known: list[str]) -> str:
+    """The known name that looks most like another, as the middle of a sentence."""
+    close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    if not close:
+        # the key may be right and its section wrong
+        key = name.rpartition(".")[2].lstrip("-")
+        close = [other for other in known if other.rpartition(".")[2] == key][:1]
+    return f", did you mean {close[0]}?" if close else ""
+
+
+def converted(value: Any, hint: Any, where: str) -> Any:
+    """A value from a file or the command line as the type that its option has."""
+    try:
+        return as_type(value, hint)
+    except ValueError:
+        raise ValueError(f"{where} is {expected(hint)}, got {value!r}") from None
+
+
+def as_type(value: Any, hint: Any) -> Any:
+    """A value as a type, or ValueError. Text is read as the command line writes it; YAML gives 3e-3 as text, too."""
+    if get_origin(hint) in (Union, types.UnionType):
+        if value is None or value in ("none", "null"):
+            return None
+        return as_type(value, next(member for member in get_args(hint) if member is not types.NoneType))
+    if get_origin(hint) is Literal:
+        require(value in get_args(hint), "")
+        return value
+    if get_origin(hint) is tuple:
+        items = value.split(",") if isinstance(value, str) else value
+        require(isinstance(items, list | tuple) and all(isinstance(item, str) for item in items), "")
+        return tuple(item.strip() for item in items if item.strip())
+    if hint is bool:
+        return as_bool(value)
+    if hint is str:
+        require(isinstance(value, str), "")
+        return value
+    require(not isinstance(value, bool) and isinstance(value, str | int | float), "")
+    number = float(value)
+    if hint is float:
+        return number
+    require(number.is_integer(), "")
+    return int(value) if isinstance(value, str) and value.lstrip("+-").isdigit() else int(number)
+
+
+def as_bool(value: Any) -> bool:
+    """True or false, or the words for them."""
+    words = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
+    if isinstance(value, bool):
+        return value
+    require(isinstance(value, str) and value.lower() in words, "")
+    return words[value.lower()]
+
+
+def expected(hint: Any) -> str:
+    """A type in words."""
+    if get_origin(hint) is Literal:
+        return f"one of {', '.join(get_args(hint))}"
+    if get_origin(hint) in (Union, types.UnionType):
+        return " or ".join(expected(member) for member in get_args(hint))
+    return "a comma list" if get_origin(hint) is tuple else WORDS[hint]
+
+
+def shown(value: Any) -> str:
+    """A default as the command line would write it."""
+    if isinstance(value, tuple):
+        return ",".join(value) or "empty"
+    if value is None or isinstance(value, bool):
+        return str(value).lower()
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def to_dict(config: Any) -> dict[str, dict[str, Any]]:
+    """A configuration as plain values, section by section, that :func:`from_file` reads back."""
+    plain = dataclasses.asdict(config)
+    return {
+        section: {key: list(value) if isinstance(value, tuple) else value for key, value in inner.items()}
+        for section, inner in plain.items()
+    }

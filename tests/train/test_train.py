@@ -1,0 +1,381 @@
+"""One process: what a run leaves, and what ends it."""
+
+import json
+import math
+import os
+import shutil
+import signal
+
+import matplotlib.image
+import pytest
+import torch
+import yaml
+from safetensors.torch import load_file
+
+from miras.cli import main
+from miras.data.sequences import IGNORED
+from miras.train import checkpoint, loop, safety
+from miras.train.config import SafetyConfig, TrainConfig
+from miras.train.loop import bits_per_nat
+
+STEPS = ["--optim.steps", "12", "--save.every", "4", "--log.eval_every", "6", "--log.every", "4"]
+
+
+@pytest.fixture(scope="module")
+def run(shared):
+    """A run to its end, and what it printed."""
+    assert shared.here("whole", *STEPS, "--log.sample", "5", "--save.keep", "3") == 0
+    return shared.root / "whole"
+
+
+def error_of(capsys, lab, *argv, code=2):
+    found = lab.here(*argv)
+    err = capsys.readouterr().err.strip().splitlines()
+    assert found == code and err[-1].startswith("miras: "), err
+    return err[-1]
+
+
+def test_what_a_run_leaves(run, shared):
+    names = {path.name for path in run.iterdir()}
+    assert names == {"config.yaml", "run.json", "metrics.jsonl", "plot.png", "checkpoints", "model", "sample.txt"}
+    assert [path.name for path in shared.checkpoints("whole")] == ["step-00000004", "step-00000008", "step-00000012"]
+    assert yaml.safe_load((run / "config.yaml").read_text())["optim"]["steps"] == 12
+    about = shared.about("whole")
+    assert about["starts"][0]["versions"]["torch"] == torch.__version__ and about["starts"][0]["sharded_parameters"] == 0
+    assert about["data"]["train"] > 1000 and about["parameters"] > 1000
+    assert {"commit", "changed"} == about["starts"][0]["git"].keys()
+    assert matplotlib.image.imread(run / "plot.png").std() > 0.05
+
+
+def test_metrics(run, shared):
+    steps = [line for line in shared.lines("whole") if "loss" in line]
+    assert [line["step"] for line in steps] == list(range(1, 13))
+    assert [line["step"] for line in shared.lines("whole") if "valid_loss" in line] == [6, 12]
+    assert steps[-1]["loss"] < steps[0]["loss"] and steps[-1]["tokens"] == 12 * 4 * 32
+    assert all(0 <= line["data_share"] < 1 and line["tokens_per_second"] > 0 and line["memory_gb"] > 0 for line in steps)
+    assert all(line["bits_per_byte"] > line["loss"] / math.log(2) for line in steps)
+
+
+def test_the_model_left_behind_is_the_last_checkpoint_and_speaks(run, shared, capsys):
+    weights, last = (
+        load_file(run / "model" / "model.safetensors"),
+        load_file(shared.checkpoints("whole")[-1] / "model.safetensors"),
+    )
+    assert all(torch.equal(weights[name], last[name]) for name in last) and len(last) > 10
+    assert main(["sample", str(run / "model"), "--prompt", "the ", "--tokens", "8", "--temperature", "0"]) == 0
+    assert capsys.readouterr().out.startswith("the ") and (run / "sample.txt").read_text().startswith("def ")
+
+
+def test_validation_is_the_mean_loss_of_the_saved_model(run, shared):
+    """The last validation again, from the saved model, one sequence at a time, with transformers' own loss."""
+    from transformers import AutoModelForCausalLM
+
+    from miras.data import Tokens
+    from miras.data.sequences import spread
+
+    model = AutoModelForCausalLM.from_pretrained(run / "model").eval()
+    (folder,) = (shared.root / "cache").iterdir()
+    tokens = Tokens(folder, "valid")
+    losses = []
+    with torch.no_grad():
+        for i in spread(tokens, 32, 4):
+            row = torch.from_numpy(tokens.read(32 * i, 32 * i + 33))[None]
+            losses.append(float(torch.nn.functional.cross_entropy(model(row[:, :-1]).logits[0], row[0, 1:])))
+    line = [line for line in shared.lines("whole") if "valid_loss" in line][-1]
+    assert line["valid_loss"] == pytest.approx(sum(losses) / 4, abs=1e-5)
+    assert line["valid_bits_per_byte"] == pytest.approx(line["valid_loss"] * bits_per_nat(tokens.bytes_per_token))
+
+
+def test_resumed_is_bit_identical_and_forgets_later_metrics(run, shared):
+    """From step 4 of 12, as if what came after had never been saved; step 8 is damaged, and passed over."""
+    copy = shared.root / "again"
+    shutil.copytree(run, copy)
+    shutil.rmtree(copy / "checkpoints" / "step-00000012")
+    with (copy / "checkpoints" / "step-00000008" / "model.safetensors").open("r+b") as handle:
+        handle.seek(-5, os.SEEK_END)
+        byte = handle.read(1)[0]
+        handle.seek(-5, os.SEEK_END)
+        handle.write(bytes([byte ^ 1]))
+    with (copy / "metrics.jsonl").open("a") as handle:
+        handle.write('{"step": 13, "lo')
+    assert shared.here("again", *STEPS, "--save.keep", "3", "--resume") == 0
+    for name in (checkpoint.MODEL, checkpoint.OPTIMISER):
+        one, two = (load_file(folder / "checkpoints" / "step-00000012" / name) for folder in (run, copy))
+        assert one.keys() == two.keys() and all(torch.equal(one[key], two[key]) for key in one)
+    assert shared.losses("again") == shared.losses("whole") and len(shared.lines("again")) == len(shared.lines("whole"))
+    assert len(shared.about("again")["starts"]) == 2
+
+
+def test_resume_needs_no_options_again(run, shared):
+    copy = shared.root / "short"
+    shutil.copytree(run, copy)
+    shutil.rmtree(copy / "checkpoints" / "step-00000012")
+    assert main(["train", "--resume", "--run.folder", str(copy)]) == 0
+    assert shared.losses("short") == shared.losses("whole")
+
+
+def test_a_finished_run_stays_as_it_is(run, shared, capsys):
+    before = (run / "metrics.jsonl").read_text()
+    assert shared.here("whole", *STEPS, "--save.keep", "3", "--resume") == 0
+    assert (run / "metrics.jsonl").read_text() == before
+    assert "12 of 12" in capsys.readouterr().err
+
+
+# checkpoints
+
+
+def truncated(place):
+    os.truncate(place / checkpoint.OPTIMISER, 100)
+
+
+def flipped(place):
+    data = bytearray((place / checkpoint.STATE).read_bytes())
+    data[10] ^= 4
+    (place / checkpoint.STATE).write_bytes(data)
+
+
+def missing(place):
+    (place / checkpoint.MODEL).unlink()
+
+
+def unfinished(place):
+    (place / checkpoint.MANIFEST).unlink()
+
+
+def scribbled(place):
+    (place / checkpoint.MANIFEST).write_text("{")
+
+
+@pytest.mark.parametrize(
+    ("harm", "reason"),
+    [
+        (truncated, "optimizer.safetensors has 100 bytes instead of"),
+        (flipped, "state.json has changed since it was written"),
+        (missing, "model.safetensors is missing"),
+        (unfinished, "it was not finished"),
+        (scribbled, "its manifest.json is damaged"),
+    ],
+)
+def test_damage_is_noticed_and_the_one_before_taken(run, tmp_path, harm, reason):
+    shutil.copytree(run / "checkpoints", tmp_path / "checkpoints")
+    said = []
+    harm(tmp_path / "checkpoints" / "step-00000012")
+    assert checkpoint.newest(tmp_path / "checkpoints", said.append).name == "step-00000008"
+    assert len(said) == 1 and said[0].startswith("the checkpoint step-00000012 is passed over: ") and reason in said[0]
+
+
+def test_a_half_written_checkpoint_does_not_count(run, tmp_path):
+    shutil.copytree(run / "checkpoints" / "step-00000004", tmp_path / "checkpoints" / "step-00000016.partial")
+    assert checkpoint.newest(tmp_path / "checkpoints", None) is None
+
+
+def test_only_so_many_checkpoints_are_kept(lab):
+    (lab.root / "kept" / "checkpoints" / "step-00000003.partial").mkdir(parents=True)
+    (lab.root / "kept" / "config.yaml").write_text("")
+    assert lab.here("kept", *STEPS, "--save.every", "1", "--save.keep", "2", "--resume") == 0
+    assert [path.name for path in lab.checkpoints("kept")] == ["step-00000011", "step-00000012"]
+
+
+def test_a_full_disk(lab, monkeypatch, capsys):
+    """The second checkpoint finds no room: one line, the first one kept, nothing half-written left."""
+    real, calls = checkpoint.save_file, []
+
+    def full(*arguments, **options):
+        calls.append(1)
+        if len(calls) == 4:
+            raise OSError(28, "No space left on device")
+        return real(*arguments, **options)
+
+    monkeypatch.setattr(checkpoint, "save_file", full)
+    message = error_of(capsys, lab, "full", *STEPS)
+    assert "the checkpoint of step 8 could not be written, earlier ones are untouched" in message and "No space left" in message
+    assert [path.name for path in lab.checkpoints("full")] == ["step-00000004"]
+    assert checkpoint.damage(lab.checkpoints("full")[0]) is None
+    monkeypatch.undo()
+    assert lab.here("full", *STEPS, "--resume") == 0
+
+
+# safety
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_signals_save_before_leaving(lab, monkeypatch, number, capsys):
+    real = loop.one_step
+
+    def signalled(job, place, *rest):
+        if place.step == 4:
+            os.kill(os.getpid(), number)
+        return real(job, place, *rest)
+
+    monkeypatch.setattr(loop, "one_step", signalled)
+    assert lab.here("left", *STEPS, "--save.every", "100") == 128 + number
+    assert f"stopped by {number.name} after step 5, which was saved" in capsys.readouterr().err
+    assert [path.name for path in lab.checkpoints("left")] == ["step-00000005"]
+    monkeypatch.undo()
+    assert lab.here("left", *STEPS, "--save.every", "100", "--resume") == 0
+    assert sorted(lab.losses("left")) == list(range(1, 13))
+
+
+def test_a_step_without_a_number_is_skipped_and_reported(lab, monkeypatch, capsys):
+    """Step 5's loss is made NaN: weights and moments stay as they were, and the run goes on."""
+    real, seen = loop.gradients, {}
+
+    def poisoned(job, micro_batches):
+        result = real(job, micro_batches)
+        now = {name: value.clone() for name, value in job.model.state_dict().items()}
+        seen[len(seen)] = now
+        return (math.nan, result[1]) if len(seen) == 5 else result
+
+    monkeypatch.setattr(loop, "gradients", poisoned)
+    assert lab.here("nan", *STEPS) == 0
+    assert "step 5 was skipped: the loss is nan" in capsys.readouterr().err
+    lines = {line["step"]: line for line in lab.lines("nan") if "loss" in line}
+    assert (
+        lines[5]["skipped"] == "the loss is nan"
+        and lines[5]["loss"] is None
+        and sum("skipped" in line for line in lines.values()) == 1
+    )
+    assert all(torch.equal(seen[4][name], seen[5][name]) for name in seen[4])
+    assert not all(torch.equal(seen[5][name], seen[6][name]) for name in seen[5])
+
+
+def test_many_skipped_steps_in_a_row_stop_the_run(lab, monkeypatch, capsys):
+    real = loop.gradients
+    count = []
+
+    def poisoned(*arguments):
+        count.append(1)
+        loss, norm = real(*arguments)
+        return loss, (math.inf if len(count) > 5 else norm)
+
+    monkeypatch.setattr(loop, "gradients", poisoned)
+    message = error_of(capsys, lab, "stop", *STEPS, "--safety.patience", "3", code=1)
+    assert "stopped after step 8: 3 steps in a row were skipped, the last because the gradient's norm is inf" in message
+    assert "step-00000004" in message
+    assert [path.name for path in lab.checkpoints("stop")] == ["step-00000004"]
+
+
+def test_spikes():
+    config = SafetyConfig(memory=20)
+    spikes = safety.Spikes()
+    generator = torch.Generator().manual_seed(0)
+    losses = (3 + 0.1 * torch.randn(200, generator=generator, dtype=torch.float64)).tolist()
+    for loss in losses:
+        assert safety.complaint(spikes, loss, 1.0, config) is None
+        spikes = safety.after(spikes, loss, True, config)
+    assert spikes.mean == pytest.approx(3, abs=0.1) and math.sqrt(spikes.variance) == pytest.approx(0.1, abs=0.05)
+    assert safety.complaint(spikes, 3.3, 1.0, config) is None
+    assert "the loss jumped to 5, above" in safety.complaint(spikes, 5.0, 1.0, config)
+    skipped = safety.after(spikes, 5.0, False, config)
+    assert skipped == spikes._replace(skipped=1) and safety.after(skipped, 3.0, True, config).skipped == 0
+    # at the beginning anything goes
+    assert safety.complaint(safety.Spikes(), 1e9, 1.0, config) is None
+
+
+def test_the_running_mean_begins_as_the_plain_one():
+    spikes = safety.Spikes()
+    values = [2.0, 4.0, 9.0, 1.0]
+    for value in values:
+        spikes = safety.after(spikes, value, True, SafetyConfig(memory=50))
+    assert spikes.mean == pytest.approx(4.0) and spikes.variance == pytest.approx(9.5)
+
+
+# variants of one run
+
+
+@pytest.mark.filterwarnings("ignore:Mismatch dtype between input and weight:UserWarning")
+def test_micro_batches_and_recomputation_change_nothing_but_rounding(lab):
+    short = ["--optim.steps", "5"]
+    assert lab.here("one", *short) == 0
+    assert lab.here("four", *short, "--engine.micro_batch", "1") == 0
+    assert lab.here("twice", *short, "--engine.checkpointing") == 0
+    for other in ("four", "twice"):
+        assert lab.losses(other) == pytest.approx(lab.losses("one"), abs=1e-5)
+    assert lab.here("low", *short, "--engine.precision", "bf16") == 0
+    # eight bits of mantissa: near, and not the same
+    assert lab.losses("low") == pytest.approx(lab.losses("one"), abs=0.03) and lab.losses("low") != lab.losses("one")
+    assert lab.about("low")["starts"][0]["precision"] == "bf16"
+
+
+def test_isolated_documents_train(lab):
+    assert lab.here("isolated", "--optim.steps", "3", "--data.isolate", "--engine.micro_batch", "2") == 0
+    assert lab.here("whole", "--optim.steps", "3", "--data.isolate") == 0
+    assert lab.losses("isolated") == pytest.approx(lab.losses("whole"), abs=1e-5)
+    assert IGNORED == -100
+
+
+def test_readers_of_their_own_give_the_same(lab):
+    assert lab.here("none", "--optim.steps", "3") == 0
+    assert lab.here("two", "--optim.steps", "3", "--data.workers", "2") == 0
+    assert lab.losses("none") == lab.losses("two")
+
+
+def test_a_saved_model_is_a_place_to_start(lab, capsys):
+    assert lab.here("first", "--optim.steps", "3") == 0
+    again = str(lab.root / "first" / "model")
+    keep = lab.options
+    lab.options = ["--model.name", again, *keep[keep.index("--data.length") :]]
+    assert lab.here("second", "--optim.steps", "3") == 0
+    assert lab.losses("second")[1] < lab.losses("first")[1]
+    assert "sizes are fixed: got num_hidden_layers" in error_of(capsys, lab, "third", "--model.layers", "2")
+
+
+def test_tensorboard(lab):
+    pytest.importorskip("tensorboard")
+    assert lab.here("tracked", "--optim.steps", "3", "--log.trackers", "tensorboard") == 0
+    assert list((lab.root / "tracked").rglob("events.out.tfevents.*"))
+
+
+# bad input
+
+
+def test_bad_input_is_one_line(lab, capsys):
+    cases = {
+        "no such file or folder": ["--data.path", str(lab.root / "none.txt")],
+        "no such tokenizer": ["--data.tokenizer", str(lab.root / "no" / "tokenizer.x")],
+        "unknown configuration 'yaad-huge'": ["--model.name", "yaad-huge"],
+        "no option --optim.stepps, did you mean --optim.steps?": ["--optim.stepps", "3"],
+        "must be a multiple of the processes (1) times engine.micro_batch (3)": ["--engine.micro_batch", "3"],
+        "engine.parallel fsdp needs processes to share the model": ["--engine.parallel", "fsdp"],
+        "fewer than one sequence (data.length 100000)": ["--data.length", "100000"],
+    }
+    for message, argv in cases.items():
+        assert message in error_of(capsys, lab, "bad", *argv)
+    assert not (lab.root / "bad").exists()
+
+
+def test_a_tokenizer_that_does_not_fit(lab, capsys):
+    message = error_of(capsys, lab, "bad", "--model.vocab_size", "100")
+    assert "the tokenizer bytes has 259 tokens and the model yaad-tiny room for 100: give --model.vocab_size 320" in message
+
+
+def test_a_folder_that_holds_something_else(lab, capsys):
+    (lab.root / "other").mkdir()
+    (lab.root / "other" / "thesis.txt").write_text("mine")
+    assert "is not empty and holds no run: choose another" in error_of(capsys, lab, "other")
+    assert lab.here("run", "--optim.steps", "2") == 0
+    assert "holds another run: go on with it by --resume" in error_of(capsys, lab, "run", "--optim.steps", "2")
+    assert "began with optim.steps 2, not 9" in error_of(capsys, lab, "run", "--optim.steps", "9", "--resume")
+    assert "began with model.dim 16, not 32" in error_of(capsys, lab, "run", "--model.dim", "32", "--resume")
+    text = lab.root / "text.jsonl"
+    text.write_text(text.read_text() + json.dumps({"text": "more"}) + "\n")
+    assert "began with data (its training tokens)" in error_of(capsys, lab, "run", "--optim.steps", "2", "--resume")
+
+
+def test_folders_are_numbered(lab, monkeypatch, capsys):
+    monkeypatch.chdir(lab.root)
+    argv = ["train", *lab.options, "--optim.steps", "1"]
+    for number in (1, 2):
+        assert main(argv) == 0
+        assert f"miras sample out/yaad-tiny-{number}/model" in capsys.readouterr().out
+    assert main(["train", "--resume"]) == 0
+    assert "going on from step-00000001, step 1 of 1" in capsys.readouterr().err
+    (lab.root / "empty").mkdir()
+    monkeypatch.chdir(lab.root / "empty")
+    assert main(["train", "--resume"]) == 2
+    assert "there is no run in out/ to go on with" in capsys.readouterr().err
+
+
+def test_defaults_are_a_small_yaad_on_the_embedded_text():
+    config = TrainConfig()
+    assert config.data.path is None and config.data.tokenizer == "bytes" and config.model.name.startswith("yaad")
