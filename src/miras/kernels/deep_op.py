@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from ..algorithm import GradientDescent
+from ..algorithm import Momentum as MomentumDescent
 from ..memory import MLP
 from ..retention import L2, Keep
 from ..retention.base import decay
@@ -19,23 +20,31 @@ from ..spec import Spec
 from ..types import Gates, Norm, Progress, State
 from . import deep
 from .biases import Fused, fused
-from .deep import Result, Rows, Saved, Tokens, Weights
+from .deep import Momentum, Result, Rows, Saved, Tokens, Weights
+from .momentum import factors
 
 # what benchmarks/kernel_numerics.py compares with float64 on a GPU, in every dtype of deep.DOTS, plain and anchored
 SIZES, WIDTHS = (16, 32, 64), (48, 64, 96, 128)
+# what no GPU has compared yet
+UNPROVEN: tuple[type, ...] = (MomentumDescent,)
 # what Triton's interpreter runs
 NARROWEST, WIDEST = 16, 128
 
 
-def why_not(spec: Spec, device: torch.device, dtype: torch.dtype, channels: int, size: int) -> str | None:
-    """Why the kernels cannot run a call, or None where they can."""
+def why_not(
+    spec: Spec, device: torch.device, dtype: torch.dtype, channels: int, size: int, gates: Gates | None = None
+) -> str | None:
+    """Why the kernels cannot run a call, or None where they can; without ``gates`` those are taken to fit."""
     memory, kept, algorithm = spec.memory, spec.retention, spec.algorithm
     if not (isinstance(memory, MLP) and memory.depth == 2):
         return f"the kernels fuse the 2-layer MLP memory, not {memory.label}"
-    if not isinstance(algorithm, GradientDescent) or algorithm.eta is not None:
-        return f"the kernels fuse gradient descent with a gate eta, not {algorithm.label}"
+    if not isinstance(algorithm, GradientDescent | MomentumDescent) or algorithm.fixed_eta is not None:
+        return f"the kernels fuse gradient descent and momentum with a gate eta, not {algorithm.label}"
     if not (isinstance(kept, Keep) or (isinstance(kept, L2) and kept.at == "previous" and kept.schedule is None)):
         return f"the kernels fuse Keep and L2(at='previous'), not {kept.label}"
+    wide = [] if gates is None or gates.mu is None else [n for n in ("mu", "log_alpha") if _channelwise(getattr(gates, n))]
+    if wide:
+        return f"the kernels fuse momentum with mu and log_alpha of one number a head, not channel-wise {' and '.join(wide)}"
     bias = fused(spec.bias)
     if isinstance(bias, str):
         return bias
@@ -44,10 +53,17 @@ def why_not(spec: Spec, device: torch.device, dtype: torch.dtype, channels: int,
         return None if known else f"the kernels take chunks of {_listed(SIZES)} tokens, not {size}"
     if device.type != "cuda":
         return f"the kernels need an NVIDIA GPU (or TRITON_INTERPRET=1), not {device.type}"
+    unproven = [part.label for part in (kept, algorithm) if isinstance(part, UNPROVEN)]
+    if unproven:
+        return f"the kernels are not proven on a GPU for {' and '.join(unproven)}, only in Triton's interpreter"
     if dtype not in deep.DOTS or size not in SIZES or channels not in WIDTHS:
         proven = f"16-bit or float32 tokens, chunks of {_listed(SIZES)} tokens and {_listed(WIDTHS)} channels a head"
         return f"the kernels are proven on a GPU for {proven}, not {dtype}, {size} and {channels}"
     return None
+
+
+def _channelwise(gate: Tensor | None) -> bool:
+    return gate is not None and gate.shape[-1] > 1
 
 
 def _listed(numbers: tuple[int, ...]) -> str:
@@ -57,6 +73,10 @@ def _listed(numbers: tuple[int, ...]) -> str:
 def interpreted() -> bool:
     """Whether Triton's interpreter stands in for a GPU."""
     return os.environ.get("TRITON_INTERPRET", "0") == "1"
+
+
+def _momentum(given: list[Tensor]) -> Momentum | None:
+    return Momentum(*given) if given else None
 
 
 @torch.library.custom_op("miras::deep_forward", mutates_args=())
@@ -73,6 +93,7 @@ def deep_forward(
     anchor2: Tensor | None,
     gain: Tensor,
     shift: Tensor,
+    momentum: list[Tensor],
     first: Tensor,
     length: Tensor,
     chunk: Tensor,
@@ -81,17 +102,19 @@ def deep_forward(
     bias: str,
     p: float,
 ) -> list[Tensor]:
-    """y, the outgoing weights, the last open chunk's starting weights, and what the backward pass needs."""
+    """y, the outgoing weights, the last open chunk's starting weights, the outgoing momentum, and what the backward pass needs."""
     tokens = Tokens(q, k, v, eta, log_alpha, delta)
     weights = Weights(w1, w2, anchor1, anchor2, gain, shift)
-    result, saved = deep.forward(tokens, weights, Rows(first, length, chunk, row), size, Fused(bias, p))
+    result, saved = deep.forward(tokens, weights, _momentum(momentum), Rows(first, length, chunk, row), size, Fused(bias, p))
     return [*result, *saved]
 
 
 @deep_forward.register_fake
-def _(q, k, v, eta, log_alpha, delta, w1, w2, anchor1, anchor2, gain, shift, first, length, chunk, row, size, bias, p):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
-    states = (torch.empty_like(w) for w in (w1, w2, w1, w2))
-    return [torch.empty_like(q), *states, *deep.empty_saved(q, row.shape[0], w2.shape[2], size, anchor1 is not None)]
+def _(q, k, v, eta, log_alpha, delta, *rest):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN002, ANN202
+    weights, momentum, row, size = Weights(*rest[:6]), rest[6], rest[10], rest[11]
+    anchored = weights.anchor1 is not None
+    saved = deep.empty_saved(q, row.shape[0], weights.w2.shape[2], size, anchored, bool(momentum))
+    return [*deep.empty_result(q, weights, bool(momentum)), *saved]
 
 
 @torch.library.custom_op("miras::deep_backward", mutates_args=())
@@ -108,6 +131,7 @@ def deep_backward(
     anchor2: Tensor | None,
     gain: Tensor,
     shift: Tensor,
+    momentum: list[Tensor],
     first: Tensor,
     length: Tensor,
     chunk: Tensor,
@@ -122,31 +146,35 @@ def deep_backward(
     tokens = Tokens(q, k, v, eta, log_alpha, delta)
     weights = Weights(w1, w2, anchor1, anchor2, gain, shift)
     rows = Rows(first, length, chunk, row)
-    dtokens, dweights = deep.backward(tokens, weights, rows, size, Fused(bias, p), Saved(*saved), Result(*outer))
+    dtokens, dweights, dmomentum = deep.backward(
+        tokens, weights, _momentum(momentum), rows, size, Fused(bias, p), Saved(*saved), Result(*outer)
+    )
     pairs = zip((*dtokens, *dweights), (*tokens, *weights), strict=True)
-    return [q.new_empty(0) if d is None or x is None else d.to(x.dtype) for d, x in pairs]
+    return [*(q.new_empty(0) if d is None or x is None else d.to(x.dtype) for d, x in pairs), *(dmomentum or ())]
 
 
 @deep_backward.register_fake
-def _(q, k, v, eta, log_alpha, delta, w1, w2, anchor1, anchor2, gain, shift, *rest):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN002, ANN202
-    given = (q, k, v, eta, log_alpha, delta, w1, w2, anchor1, anchor2, gain, shift)
-    return [q.new_empty(0) if x is None else torch.empty_like(x) for x in given]
+def _(*given):  # type: ignore[no-untyped-def]  # noqa: ANN002, ANN202
+    return [given[0].new_empty(0) if x is None else torch.empty_like(x) for x in (*given[:12], *given[12])]
 
 
 def _remember(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
-    *tensors, ctx.size, ctx.bias, ctx.p = inputs
-    ctx.save_for_backward(*tensors, *output[5:])
+    own, momentum, rows, (ctx.size, ctx.bias, ctx.p) = inputs[:12], inputs[12], inputs[13:17], inputs[17:]
+    ctx.moving, ctx.results = len(momentum), [x.shape for x in output[:7]]
+    ctx.save_for_backward(*own, *momentum, *rows, *output[7:])
     # what is kept for the backward pass takes no gradient: zeros for it would be a gigabyte
     ctx.set_materialize_grads(False)
 
 
-def _backward(ctx: Any, grads_out: list[Tensor | None]) -> tuple[Tensor | None, ...]:
-    tensors, saved = ctx.saved_tensors[:16], ctx.saved_tensors[16:]
-    results = (tensors[0], tensors[6], tensors[7], tensors[6], tensors[7])
-    outer = [torch.zeros_like(x) if g is None else g.contiguous() for g, x in zip(grads_out[:5], results, strict=True)]
-    grads = deep_backward(*tensors, list(saved), outer, ctx.size, ctx.bias, ctx.p)
-    own = [None if x is None else grad for x, grad in zip(tensors[:12], grads, strict=True)]
-    return (*own, *[None] * 7)
+def _backward(ctx: Any, grads_out: list[Tensor | None]) -> tuple[Tensor | list[Tensor] | None, ...]:
+    moving = ctx.moving
+    own, momentum = ctx.saved_tensors[:12], list(ctx.saved_tensors[12 : 12 + moving])
+    rows, saved = ctx.saved_tensors[12 + moving : 16 + moving], list(ctx.saved_tensors[16 + moving :])
+    kinds = (own[0], *[own[6]] * 6)
+    pairs = zip(grads_out[:7], kinds, ctx.results, strict=True)
+    outer = [x.new_zeros(shape) if g is None else g.contiguous() for g, x, shape in pairs]
+    grads = deep_backward(*own, momentum, *rows, saved, outer, ctx.size, ctx.bias, ctx.p)
+    return (*(None if x is None else grad for x, grad in zip(own, grads[:12], strict=True)), grads[12:], *[None] * 7)
 
 
 deep_forward.register_autograd(_backward, setup_context=_remember)
@@ -177,12 +205,18 @@ def run(
     given = (q, k, v, gates.eta, gates.log_alpha, gates.delta)
     flat = [None if x is None else x.flatten(0, 1).contiguous() for x in given]
     states = (w1.mT.contiguous(), w2.contiguous(), *anchors, gain.contiguous(), shift.contiguous())
-    y, new1, new2, tail1, tail2, *_ = deep_forward(*flat, *states, *rows, size, bias.name, bias.p)
-    end = (new1.mT, new2)
+    momentum: list[Tensor] = []
+    if gates.mu is not None:
+        speed1, speed2 = state.momentum
+        made = factors(rows, size, flat[4], gates.mu.flatten(0, 1))
+        momentum = [speed1.mT.contiguous(), speed2.contiguous(), *made]
+    y, new1, new2, tail1, tail2, *rest = deep_forward(*flat, *states, momentum, *rows, size, bias.name, bias.p)
+    end, speed = (new1.mT, new2), (rest[0].mT, rest[1]) if momentum else ()
     if any(length % size for length in lengths):
-        reached = State(end, *_open(rows, end, (tail1.mT, tail2), flat[4], state, size, lengths))
+        start, progress = _open(rows, end, (tail1.mT, tail2), flat[4], state, size, lengths)
+        reached = State(end, start, state.anchor, speed, progress)
     else:
-        reached = State(end, end, state.anchor, ())
+        reached = State(end, end, state.anchor, speed)
     return y.reshape(q.shape), reached
 
 
@@ -194,7 +228,7 @@ def _open(
     state: State,
     size: int,
     lengths: list[int],
-) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...], tuple[Tensor, ...], Progress]:
+) -> tuple[tuple[Tensor, ...], Progress]:
     """What a state in mid-chunk holds besides its weights: those at the chunk's start, and what has accumulated since."""
     begun = rows.length % size
     start = tuple(torch.where((begun > 0)[:, None, None, None], tail, new) for tail, new in zip(tails, end, strict=True))
@@ -211,4 +245,4 @@ def _open(
         )
     moved = tuple(a - b for a, b in zip(kept, end, strict=True))
     position = torch.tensor([length % size for length in lengths])
-    return start, state.anchor, (), Progress(start, moved, decays, (zero, zero), position)
+    return start, Progress(start, moved, decays, (zero, zero), position)
