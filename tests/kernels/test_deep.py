@@ -42,6 +42,11 @@ def parts(state):
     return {f"{name}{i + 1}_T": x for name, pair in named.items() for i, x in enumerate(pair)}
 
 
+def read_as(kept, accumulated):
+    """What a memory reads of what its retention accumulates in."""
+    return kept.to_weight(accumulated) if isinstance(kept, retention.base.Dual) else accumulated
+
+
 def gradients(results, leaves):
     """The gradients of a fixed random mixture of all results."""
     mark = torch.Generator().manual_seed(1)
@@ -73,19 +78,21 @@ SPECS = {
     "ttt_mlp": presets.ttt_mlp(),
     "titans": presets.titans_lmm(),
     "titans anchored": presets.titans_lmm(anchor=True),
+    "moneta": presets.moneta(),
+    "moneta anchored": presets.moneta(anchor=True, q=2.5),
     "l_p": Spec(
         memory=memory.MLP(), bias=bias.Lp(p=3), retention=retention.L2(at="previous"), algorithm=algorithm.GradientDescent()
     ),
 }
 
 # one of each kind of state
-CARRIED = ["yaad anchored", "titans anchored"]
+CARRIED = ["yaad anchored", "titans anchored", "moneta anchored"]
 
 
 @pytest.mark.parametrize("channelwise", [False, True])
 @pytest.mark.parametrize("name", SPECS)
 def test_values_and_every_gradient(name, channelwise):
-    compared(SPECS[name], B=1, T=32, H=2, K=16, channelwise=channelwise)
+    compared(SPECS[name], B=1, T=32, H=2 if channelwise else 1, K=16, channelwise=channelwise)
 
 
 @pytest.mark.parametrize("channels", [24, 48])
@@ -149,9 +156,9 @@ def test_gradients_reach_the_state_that_came_in(name):
     for dtype, backend in ((torch.float64, "torch"), (torch.float32, "triton")):
         own = on_device((*(x[:, 16:] for x in (q, k, v)), cut_gates(gates, slice(16, None), slice(16, None)), {}), dtype)
         fresh = lambda pair, dtype=dtype: tuple(x.to(dtype).requires_grad_() for x in pair)  # noqa: E731
-        given = {"W": fresh(before.weights), "S": fresh(before.momentum), "A_0": fresh(before.anchor)}
-        held = tuple(spec.retention.hold(w).accumulated for w in given["W"])
-        state = State(given["W"], held, given["A_0"], given["S"])
+        given = {"A": fresh(before.accumulated), "S": fresh(before.momentum), "A_0": fresh(before.anchor)}
+        weights = tuple(read_as(spec.retention, a) for a in given["A"])
+        state = State(weights, given["A"], given["A_0"], given["S"])
         y, end = memorize(spec, *own[:4], chunk_size=16, backend=backend, state=state)
         made = {"y": y} | parts(end)
         named = {f"{name}{i + 1}": x for name, pair in given.items() for i, x in enumerate(pair)}
@@ -216,7 +223,8 @@ def test_a_bias_of_a_users_own_is_fused_by_two_functions():
     [
         (presets.titans_lmm(), {}, "one number a head, not channel-wise mu and log_alpha"),
         (replace(presets.ttt_mlp(), algorithm=algorithm.GradientDescent(eta=0.1)), {}, "with a gate eta, not GradientDescent"),
-        (presets.moneta(), {}, "fuse Keep and L2"),
+        (presets.moneta(link="exact"), {}, "fuse Keep, L2"),
+        (replace(presets.moneta(), algorithm=algorithm.Momentum()), {}, "fuse momentum with Keep and L2, not with Lq"),
         (presets.gated_deltanet(), {}, "fuse the 2-layer MLP memory, not Matrix"),
         (presets.yaad(form="mixture"), {}, "is not coordinate-wise and exact"),
         (presets.yaad(), {"chunk_size": 8}, "the kernels (take|are proven)"),
@@ -284,4 +292,4 @@ def test_the_operators_pass_torchs_own_checks():
     states = [w1.mT.contiguous(), w2.contiguous(), None, None, *(x.detach() for x in keywords["norm"])]
     rows = Rows.of([16], 16, q.device)
     tests = ("test_schema", "test_faketensor")
-    torch.library.opcheck(deep_forward, (*flat, *states, [], *rows, 16, "Huber", 2.0), test_utils=tests)
+    torch.library.opcheck(deep_forward, (*flat, *states, [], *rows, 16, "Huber", 2.0, 0.0, 0.0), test_utils=tests)

@@ -15,6 +15,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from .links import scale_at, through_link
 from .tiles import (
     decayed_scores,
     decayed_values,
@@ -34,15 +35,15 @@ from .tiles import (
 def begin_backward(
     eta_ptr, log_alpha_ptr, u1_ptr, scores1_ptr, o_ptr, o_anchor_ptr, dy_ptr, gain_ptr,
     do_ptr, late_do_ptr, dscores1_ptr, dx_ptr, dlog_ptr, dgain_ptr, dshift_ptr,
-    kappa_ptr, sigma_ptr, o_speed_ptr, dkappa_ptr, dsigma_ptr, first_ptr, length_ptr, chunk_ptr, row_ptr, H: tl.constexpr, D: tl.constexpr,
+    kappa_ptr, sigma_ptr, o_speed_ptr, dkappa_ptr, dsigma_ptr, norms_ptr, dscale_ptr, first_ptr, length_ptr, chunk_ptr, row_ptr, H: tl.constexpr, D: tl.constexpr,
     eta_token, eta_head, eta_d, alpha_token, alpha_head, alpha_d,
     C: tl.constexpr, DP: tl.constexpr, BLOCK: tl.constexpr,
-    HAS_ALPHA: tl.constexpr, ANCHORED: tl.constexpr, MOMENTUM: tl.constexpr, DOT: tl.constexpr, PRECISION: tl.constexpr,
+    HAS_ALPHA: tl.constexpr, ANCHORED: tl.constexpr, MOMENTUM: tl.constexpr, LINK: tl.constexpr, DOT: tl.constexpr, PRECISION: tl.constexpr,
 ):
     """From dy through the norm and the outer layer's decays: what ``finish`` did, backwards."""
     number, head = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
     d, t = tl.arange(0, DP), tl.arange(0, C)
-    _, token, there = place(number, row_ptr, first_ptr, length_ptr, chunk_ptr, t, C)
+    row, token, there = place(number, row_ptr, first_ptr, length_ptr, chunk_ptr, t, C)
     there_d = there[:, None] & (d[None, :] < D)
     out = token[:, None] * H * D + head * D + d[None, :]
     square = (number * H + head) * C * C + t[:, None] * C + t[None, :]
@@ -52,6 +53,16 @@ def begin_backward(
     tl.store(dgain_ptr + (number * H + head) * D + d, tl.sum(dy * unit, 0), mask=d < D)
     tl.store(dshift_ptr + (number * H + head) * D + d, tl.sum(dy, 0), mask=d < D)
     do = norm_backprop(gain[None, :] * dy, unit, inverse, d, D)
+    if LINK > 0:
+        last = (t == C - 1) & there
+        scale1, _ = scale_at(norms_ptr, (number + row) * H + head, LINK)
+        next1, _ = scale_at(norms_ptr, (number + row + 1) * H + head, LINK)
+        own1 = tl.where(last, next1, scale1)[:, None]
+        o /= own1
+        arrived = tl.sum(do * o, 1)
+        tl.store(dscale_ptr + (number * H + head) * 5, tl.sum(tl.where(last, 0.0, arrived), 0))
+        tl.store(dscale_ptr + (number * H + head) * 5 + 1, tl.sum(tl.where(last, arrived, 0.0), 0))
+        do *= own1
     if ANCHORED or MOMENTUM:
         tl.store(do_ptr + out, do, mask=there_d)
     x = rows(eta_ptr, token, head, d, eta_token, eta_head, eta_d, there, D) * tile(u1_ptr, token, head, d, H, D, there)
@@ -92,16 +103,16 @@ def read_backward(
     q_ptr, late_q_ptr, k_ptr, eta_ptr, u1_ptr, do_ptr, late_do_ptr, scores2_ptr, dscores1_ptr, dscores2_ptr,
     starts1_ptr, starts2_ptr, anchor1_ptr, anchor2_ptr,
     dq_ptr, dq_anchor_ptr, dk_ptr, dx_ptr, du1_ptr, z_ptr, slope_ptr, curve_ptr, move1_ptr, move2_ptr, danchor1_ptr, danchor2_ptr,
-    sigma_ptr, speeds1_ptr, speeds2_ptr, dq_speed_ptr, push1_ptr, push2_ptr,
+    sigma_ptr, speeds1_ptr, speeds2_ptr, dq_speed_ptr, push1_ptr, push2_ptr, norms_ptr, dscale_ptr,
     first_ptr, length_ptr, chunk_ptr, row_ptr, H: tl.constexpr, D: tl.constexpr, E: tl.constexpr, eta_token, eta_head, eta_d,
     C: tl.constexpr, DP: tl.constexpr, EB: tl.constexpr, NE: tl.constexpr,
-    ANCHORED: tl.constexpr, MOMENTUM: tl.constexpr, DOT: tl.constexpr, PRECISION: tl.constexpr, FAST: tl.constexpr,
+    ANCHORED: tl.constexpr, MOMENTUM: tl.constexpr, LINK: tl.constexpr, DOT: tl.constexpr, PRECISION: tl.constexpr, FAST: tl.constexpr,
 ):
     """One program a chunk and head: through both reads, and what they send into the chunk's own gradients.
 
     ``move1``, ``move2`` receive what this chunk adds to the adjoint of its starting weights, each sequence's
     chunks followed by one place for the outgoing state's own; ``du1`` and ``dk`` the read's share of theirs;
-    ``push1``, ``push2`` are the momentum's ``move1``, ``move2``.
+    ``push1``, ``push2`` are the momentum's ``move1``, ``move2``, and ``dscale`` what arrives at a link's s, at the chunk's start and end.
     """
     number, head = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
     d, t, e = tl.arange(0, DP), tl.arange(0, C), tl.arange(0, EB)
@@ -127,13 +138,24 @@ def read_backward(
     ds2 = tl.zeros([C, C], tl.float32)
     base, save, wide = (row * H + head) * E * D, (number * H + head) * E * D, (number * H + head) * E * C
     slot = ((number + row) * H + head) * E * D
+    if LINK > 0:
+        last = (t == C - 1) & there
+        scale1, scale2 = scale_at(norms_ptr, (number + row) * H + head, LINK)
+        _, next2 = scale_at(norms_ptr, (number + row + 1) * H + head, LINK)
+        own2 = tl.where(last, next2, scale2)[None, :]
+        dscale1, dscale2, dread = tl.zeros([C], tl.float32), tl.zeros([C], tl.float32), tl.zeros([C], tl.float32)
     for i in range(NE):
         hidden = (i * EB + e)[:, None]
         at, inside = hidden * D + d[None, :], (hidden < E) & (d[None, :] < D)
         over, within = wide + hidden * C + t[None, :], (hidden < E) & (t[None, :] < C)
         w1, w2 = weight(starts1_ptr + save, at, inside), weight(starts2_ptr + save, at, inside)
-        z, slope, curve = gelu_curve(tl.dot(w2, tl.trans(key), input_precision=PRECISION), FAST)
+        h = tl.dot(w2, tl.trans(key), input_precision=PRECISION)
+        if LINK > 0:
+            h *= scale2
+        z, slope, curve = gelu_curve(h, FAST)
         a = tl.dot(w1, tl.trans(u1), input_precision=PRECISION)
+        if LINK > 0:
+            a *= scale1
         u2, z, curve = (slope * a).to(DOT), z.to(DOT), curve * a
         tl.store(z_ptr + over, z, mask=within)
         tl.store(slope_ptr + over, slope, mask=within)
@@ -150,8 +172,15 @@ def read_backward(
             speed1, speed2 = weight(speeds1_ptr + save, at, inside), weight(speeds2_ptr + save, at, inside)
             h_q += tl.dot(speed2, tl.trans(onward), input_precision=PRECISION)
             dz_q += tl.dot(speed1, tl.trans(onward_do), input_precision=PRECISION)
+        if LINK > 0:
+            bare = h_q
+            h_q = own2 * bare
         z_q, slope_q = gelu_slope(h_q, FAST)
-        z_q, dh_q = z_q.to(DOT), (slope_q * dz_q).to(DOT)
+        dh_q = slope_q * dz_q
+        if LINK > 0:
+            dread += tl.sum(dh_q * bare, 0)
+            dh_q *= own2
+        z_q, dh_q = z_q.to(DOT), dh_q.to(DOT)
         dq += tl.dot(tl.trans(dh_q), w2, input_precision=PRECISION)
         ds2 -= tl.dot(tl.trans(dh_q), u2, input_precision=PRECISION)
         if ANCHORED:
@@ -165,8 +194,13 @@ def read_backward(
         move1 = tl.dot(z_q, late_do, input_precision=PRECISION)
         move2 = tl.dot(dh_q, late, input_precision=PRECISION)
         du2 = -tl.dot(dh_q, s2, input_precision=PRECISION)
-        da = (slope * du2).to(DOT)
-        dh = (curve * du2 + slope * tl.dot(z_q, ds1, input_precision=PRECISION)).to(DOT)
+        da = slope * du2
+        dh = curve * du2 + slope * tl.dot(z_q, ds1, input_precision=PRECISION)
+        if LINK > 0:
+            dscale1 += tl.sum(da * a, 0)
+            dscale2 += tl.sum(dh * h, 0)
+            da, dh = scale1 * da, scale2 * dh
+        da, dh = da.to(DOT), dh.to(DOT)
         tl.store(move1_ptr + slot + at, move1 + tl.dot(da, u1, input_precision=PRECISION), mask=inside)
         tl.store(move2_ptr + slot + at, move2 + tl.dot(dh, key, input_precision=PRECISION), mask=inside)
         du1 += tl.dot(tl.trans(da), w1, input_precision=PRECISION)
@@ -174,6 +208,11 @@ def read_backward(
     tl.store(dscores2_ptr + square, tl.where(t[:, None] >= t[None, :], ds2, 0.0))
     tl.store(dq_ptr + out, dq, mask=there_d)
     tl.store(dk_ptr + out, dk, mask=there_d)
+    if LINK > 0:
+        at_scale = dscale_ptr + (number * H + head) * 5
+        tl.store(at_scale + 2, tl.sum(dscale1, 0) / scale1)
+        tl.store(at_scale + 3, tl.sum(dscale2, 0) / scale2 + tl.sum(tl.where(last, 0.0, dread), 0))
+        tl.store(at_scale + 4, tl.sum(tl.where(last, dread, 0.0), 0))
     if MOMENTUM:
         tl.store(dq_speed_ptr + out, dq_speed, mask=there_d)
     eta = rows(eta_ptr, token, head, d, eta_token, eta_head, eta_d, there, D)
@@ -224,8 +263,8 @@ def scan_backward(
     k_ptr, late_ptr, late_k_ptr, kept_ptr, u1_ptr, late_u1_ptr, unit_ptr, pull_ptr, bend_ptr, inverse_ptr, mean_ptr, starts1_ptr,
     z_ptr, slope_ptr, curve_ptr, du1_ptr, do_ptr, move1_ptr, move2_ptr, dw1_ptr, dw2_ptr,
     slow_ptr, slow_k_ptr, slow_u1_ptr, sigma_ptr, grown_end_ptr, push1_ptr, push2_ptr, dspeed1_ptr, dspeed2_ptr,
-    first_ptr, length_ptr, chunk_ptr, H: tl.constexpr, D: tl.constexpr, E: tl.constexpr,
-    C: tl.constexpr, DP: tl.constexpr, EB: tl.constexpr, NE: tl.constexpr, MOMENTUM: tl.constexpr, DOT: tl.constexpr, PRECISION: tl.constexpr,
+    starts2_ptr, end1_ptr, end2_ptr, norms_ptr, dscale_ptr, first_ptr, length_ptr, chunk_ptr, H: tl.constexpr, D: tl.constexpr, E: tl.constexpr,
+    C: tl.constexpr, DP: tl.constexpr, EB: tl.constexpr, NE: tl.constexpr, MOMENTUM: tl.constexpr, LINK: tl.constexpr, FLOOR: tl.constexpr, DOT: tl.constexpr, PRECISION: tl.constexpr,
 ):
     """One program a sequence and head: the state's adjoint from the last chunk to the first.
 
@@ -237,6 +276,16 @@ def scan_backward(
     d, t, e = tl.arange(0, DP), tl.arange(0, C), tl.arange(0, EB)
     base = (row * H + head) * E * D
     chunks = (length + C - 1) // C
+    if LINK > 0:
+        if chunks > 0:
+            # the last token of a full chunk has read the outgoing state
+            arrived = dscale_ptr + ((chunk0 + chunks - 1) * H + head) * 5
+            slot = (chunk0 + chunks + row) * H + head
+            through_link(
+                tl.load(arrived + 1), tl.load(arrived + 4), norms_ptr + slot * 2, end1_ptr + base, end2_ptr + base, dw1_ptr + base, dw2_ptr + base,
+                move1_ptr + slot * E * D, move2_ptr + slot * E * D, e, d, D, E, EB, NE, LINK, FLOOR,
+            )
+            tl.debug_barrier()
     for back in range(chunks):
         n = chunks - 1 - back
         token = first + n * C + t
@@ -265,6 +314,10 @@ def scan_backward(
             da = weight(slope_ptr, over, within).to(tl.float32) * du2
             g += tl.dot(tl.trans(da.to(DOT)), weight(starts1_ptr + save, at, inside), input_precision=PRECISION)
             dy1 -= tl.dot(tl.trans(weight(z_ptr, over, within)), dw1, input_precision=PRECISION)
+        if LINK > 0:
+            scale1, scale2 = scale_at(norms_ptr, (chunk0 + n + row) * H + head, LINK)
+            dscale1, dscale2 = tl.zeros([EB], tl.float32), tl.zeros([EB], tl.float32)
+            g *= scale1
         g += tile(du1_ptr, token, head, d, H, D, there) + tile(late_ptr, token, head, d, H, D, there) * dy1
         if MOMENTUM:
             g += tile(slow_ptr, token, head, d, H, D, there) * dslow
@@ -288,7 +341,11 @@ def scan_backward(
             slope = weight(slope_ptr, over, within).to(tl.float32)
             du2 = tl.dot(dw2.to(DOT), late_k, input_precision=PRECISION)
             dz = tl.dot(dw1.to(DOT), late_u1, input_precision=PRECISION)
-            dz += tl.dot(weight(starts1_ptr + save, at, inside), tl.trans(do), input_precision=PRECISION)
+            w1 = weight(starts1_ptr + save, at, inside)
+            if LINK > 0:
+                dz += scale1 * tl.dot(w1, tl.trans(do), input_precision=PRECISION)
+            else:
+                dz += tl.dot(w1, tl.trans(do), input_precision=PRECISION)
             if MOMENTUM:
                 dspeed1, dspeed2 = weight(dspeed1_ptr + base, at, inside), weight(dspeed2_ptr + base, at, inside)
                 du2 += tl.dot(dspeed2.to(DOT), slow_k, input_precision=PRECISION)
@@ -298,9 +355,18 @@ def scan_backward(
             dh = weight(curve_ptr, over, within).to(tl.float32) * du2 + slope * dz
             new1 = kept * dw1 + weight(move1_ptr + slot, at, inside).to(tl.float32)
             new2 = kept * dw2 + weight(move2_ptr + slot, at, inside).to(tl.float32)
-            new1 += tl.dot((slope * du2).to(DOT), u1, input_precision=PRECISION)
-            new1 += tl.dot(weight(z_ptr, over, within), do, input_precision=PRECISION)
-            new2 += tl.dot(dh.to(DOT), key, input_precision=PRECISION)
+            if LINK > 0:
+                own1 = tl.dot((slope * du2).to(DOT), u1, input_precision=PRECISION)
+                own1 += tl.dot(weight(z_ptr, over, within), do, input_precision=PRECISION)
+                own2 = tl.dot(dh.to(DOT), key, input_precision=PRECISION)
+                dscale1 += tl.sum(own1 * w1.to(tl.float32), 1)
+                dscale2 += tl.sum(own2 * weight(starts2_ptr + save, at, inside).to(tl.float32), 1)
+                new1 += scale1 * own1
+                new2 += scale2 * own2
+            else:
+                new1 += tl.dot((slope * du2).to(DOT), u1, input_precision=PRECISION)
+                new1 += tl.dot(weight(z_ptr, over, within), do, input_precision=PRECISION)
+                new2 += tl.dot(dh.to(DOT), key, input_precision=PRECISION)
             # other threads may still read what is written over
             tl.debug_barrier()
             tl.store(move1_ptr + slot + at, new1, mask=inside)
@@ -312,6 +378,16 @@ def scan_backward(
                 tl.store(push2_ptr + slot + at, new_speed2, mask=inside)
                 tl.store(dspeed1_ptr + base + at, new_speed1, mask=inside)
                 tl.store(dspeed2_ptr + base + at, new_speed2, mask=inside)
+        if LINK > 0:
+            arrived = dscale_ptr + ((chunk0 + n) * H + head) * 5
+            before = arrived - H * 5
+            ds1 = tl.sum(dscale1, 0) + tl.load(arrived) + tl.load(arrived + 2) + tl.load(before + 1, mask=n > 0, other=0.0)
+            ds2 = tl.sum(dscale2, 0) + tl.load(arrived + 3) + tl.load(before + 4, mask=n > 0, other=0.0)
+            tl.debug_barrier()
+            through_link(
+                ds1, ds2, norms_ptr + ((chunk0 + n + row) * H + head) * 2, starts1_ptr + save, starts2_ptr + save, dw1_ptr + base, dw2_ptr + base,
+                move1_ptr + slot, move2_ptr + slot, e, d, D, E, EB, NE, LINK, FLOOR,
+            )
         # the next chunk's threads read what this one's have written
         tl.debug_barrier()
 
@@ -320,10 +396,10 @@ def scan_backward(
 def write_backward(
     late_k_ptr, u1_ptr, late_u1_ptr, do_ptr, starts1_ptr, starts2_ptr, anchor1_ptr, anchor2_ptr,
     z_ptr, slope_ptr, curve_ptr, move1_ptr, move2_ptr, dk_ptr, dy1_ptr, dy2_ptr, dend_ptr,
-    slow_k_ptr, slow_u1_ptr, speeds1_ptr, speeds2_ptr, push1_ptr, push2_ptr, dslow1_ptr, dslow2_ptr, dcarried_ptr, dgrown_ptr,
+    slow_k_ptr, slow_u1_ptr, speeds1_ptr, speeds2_ptr, push1_ptr, push2_ptr, dslow1_ptr, dslow2_ptr, dcarried_ptr, dgrown_ptr, norms_ptr,
     first_ptr, length_ptr, chunk_ptr, row_ptr, H: tl.constexpr, D: tl.constexpr, E: tl.constexpr,
     C: tl.constexpr, DP: tl.constexpr, EB: tl.constexpr, NE: tl.constexpr,
-    ANCHORED: tl.constexpr, MOMENTUM: tl.constexpr, DOT: tl.constexpr, PRECISION: tl.constexpr,
+    ANCHORED: tl.constexpr, MOMENTUM: tl.constexpr, LINK: tl.constexpr, DOT: tl.constexpr, PRECISION: tl.constexpr,
 ):
     """One program a chunk and head: the products of the adjoints at its end and of its errors.
 
@@ -346,6 +422,8 @@ def write_backward(
         dcarried, dgrown = tl.zeros([DP], tl.float32), tl.zeros([DP], tl.float32)
     base, save, wide = (row * H + head) * E * D, (number * H + head) * E * D, (number * H + head) * E * C
     slot = ((number + row + 1) * H + head) * E * D
+    if LINK > 0:
+        scale1, scale2 = scale_at(norms_ptr, (number + row) * H + head, LINK)
     for i in range(NE):
         hidden = (i * EB + e)[:, None]
         at, inside = hidden * D + d[None, :], (hidden < E) & (d[None, :] < D)
@@ -359,10 +437,15 @@ def write_backward(
         dend += tl.sum(away1 * dw1.to(tl.float32) + away2 * dw2.to(tl.float32), 0)
         slope = weight(slope_ptr, over, within).to(tl.float32)
         u2 = slope * tl.dot(w1, u1, input_precision=PRECISION)
+        if LINK > 0:
+            u2 *= scale1
         dy2 -= tl.dot(tl.trans(u2.to(DOT)), dw2, input_precision=PRECISION)
         dy1 -= tl.dot(tl.trans(weight(z_ptr, over, within)), dw1, input_precision=PRECISION)
         du2 = tl.dot(dw2, late_k, input_precision=PRECISION)
-        dz = tl.dot(dw1, late_u1, input_precision=PRECISION) + tl.dot(w1, do, input_precision=PRECISION)
+        dz = tl.dot(w1, do, input_precision=PRECISION)
+        if LINK > 0:
+            dz *= scale1
+        dz += tl.dot(dw1, late_u1, input_precision=PRECISION)
         if MOMENTUM:
             speed1, speed2 = weight(speeds1_ptr + save, at, inside).to(tl.float32), weight(speeds2_ptr + save, at, inside).to(tl.float32)
             dspeed1, dspeed2 = weight(push1_ptr + slot, at, inside), weight(push2_ptr + slot, at, inside)
@@ -374,6 +457,8 @@ def write_backward(
             dz += tl.dot(dspeed1, slow_u1, input_precision=PRECISION)
         dh = weight(curve_ptr, over, within).to(tl.float32) * du2 + slope * dz
         dk += tl.dot(tl.trans(dh.to(DOT)), w2, input_precision=PRECISION)
+    if LINK > 0:
+        dk *= scale2
     tl.store(dk_ptr + out, tile(dk_ptr, token, head, d, H, D, there) + dk, mask=there_d)
     tl.store(dy1_ptr + out, dy1, mask=there_d)
     tl.store(dy2_ptr + out, dy2, mask=there_d)

@@ -93,12 +93,20 @@ class Momentum(NamedTuple):
 NO_MOMENTUM = (None,) * len(Momentum._fields)
 
 
+class Link(NamedTuple):
+    """W = A / max(||A||_q, floor)^(q-2), one norm a weight; q is 0 where the weights are read as they accumulate."""
+
+    q: float = 0.0
+    floor: float = 0.0
+
+
 class Saved(NamedTuple):
     """What the forward pass leaves for the backward one.
 
     The weights at each chunk's start, the errors u1, both norms' inputs, both layers' scores, the decayed queries, each write's
     step at its chunk's end, bare and times -k and -u1, and the decay of each chunk. With momentum also its value at each chunk's
-    start, what the read takes from it, and each write's step in it, bare and times -k and -u1; empty otherwise.
+    start, what the read takes from it, and each write's step in it, bare and times -k and -u1; with a link the norms of each
+    sequence's states. Empty otherwise.
     """
 
     starts1: Tensor
@@ -120,6 +128,7 @@ class Saved(NamedTuple):
     slow: Tensor
     slow_k: Tensor
     slow_u1: Tensor
+    norms: Tensor
 
 
 class Result(NamedTuple):
@@ -135,20 +144,20 @@ class Result(NamedTuple):
 
 
 def forward(
-    tokens: Tokens, weights: Weights, momentum: Momentum | None, rows: Rows, size: int, bias: Fused
+    tokens: Tokens, weights: Weights, momentum: Momentum | None, rows: Rows, size: int, bias: Fused, link: Link
 ) -> tuple[Result, Saved]:
     """What no weight enters, the scan over chunks, then the readout of all of them."""
     q, k, v, eta, log_alpha, delta = tokens
     heads, channels = q.shape[1:]
     hidden, chunks = weights.w2.shape[2], rows.row.shape[0]
     moves = momentum is not None
-    saved = empty_saved(q, chunks, hidden, size, weights.anchor1 is not None, moves)
+    saved = empty_saved(q, weights, chunks, size, moves, link.q > 0)
     result = empty_result(q, weights, moves)
     speed1, speed2, kappa, sigma, grown, grown_end = momentum or NO_MOMENTUM
     anchors, norm = (weights.anchor1, weights.anchor2), (weights.gain, weights.shift)
     places = (rows.first, rows.length, rows.chunk)
     steps, decays = _strides(eta), _strides(log_alpha)
-    say = options(q, size, hidden, tokens.log_alpha is not None, weights.anchor1 is not None, moves)
+    say = options(q, size, hidden, tokens.log_alpha is not None, weights.anchor1 is not None, moves, link)
     grid = (chunks, heads)
     prepare[grid](
         q, k, eta, log_alpha, saved.scores2, saved.late_q, saved.late, saved.late_k, saved.kept, kappa, grown, saved.slow, saved.slow_k,
@@ -168,7 +177,7 @@ def forward(
     else:
         scan[programs](
             k, v, saved.late, saved.late_k, saved.kept, delta, *states, saved.slow, saved.slow_k, saved.slow_u1, sigma, grown_end,
-            speed1, speed2, saved.speeds1, saved.speeds2, *result[5:], *where, *_strides(delta), **device, **say.scan,
+            speed1, speed2, saved.speeds1, saved.speeds2, *result[5:], saved.norms, *where, *_strides(delta), **device, **say.scan,
         )  # fmt: skip
     read = (saved.scores2, saved.scores1, saved.o_q)
     if say.resident and not say.anchored:
@@ -181,12 +190,12 @@ def forward(
     else:
         readout[grid](
             q, saved.late_q, k, saved.u1, *read, saved.o_anchor, saved.starts1, saved.starts2, *anchors,
-            sigma, saved.speeds1, saved.speeds2, saved.o_speed, *places, rows.row, heads, channels, hidden,
+            sigma, saved.speeds1, saved.speeds2, saved.o_speed, saved.norms, *places, rows.row, heads, channels, hidden,
             ANCHORED=say.anchored, **say.read,
         )  # fmt: skip
     finish[grid](
-        q, eta, log_alpha, saved.u1, saved.scores1, saved.o_q, saved.o_anchor, result.y, *norm, kappa, sigma, saved.o_speed,
-        *places, rows.row, heads, channels, *steps, *decays, ANCHORED=say.anchored, **say.pairs,
+        q, eta, log_alpha, saved.u1, saved.scores1, saved.o_q, saved.o_anchor, result.y, *norm, kappa, sigma, saved.o_speed, saved.norms,
+        *places, rows.row, heads, channels, *steps, *decays, ANCHORED=say.anchored, LINK=link.q, **say.pairs,
     )  # fmt: skip
     return result, saved
 
@@ -197,24 +206,35 @@ def empty_result(q: Tensor, weights: Weights, moves: bool) -> Result:
     return Result(torch.empty_like(q), *(torch.empty_like(weights.w1) for _ in range(4)), *speeds)
 
 
-def empty_saved(q: Tensor, chunks: int, hidden: int, size: int, anchored: bool, moves: bool) -> Saved:
+def empty_saved(q: Tensor, weights: Weights, chunks: int, size: int, moves: bool, linked: bool) -> Saved:
     """Room for what the backward pass needs; the read's norm inputs are summed in float32."""
-    heads, channels = q.shape[1:]
+    rows, heads, hidden, channels = weights.w2.shape
     starts1, starts2 = (q.new_empty(chunks, heads, hidden, channels) for _ in range(2))
     scores1, scores2 = (q.new_empty(chunks, heads, size, size) for _ in range(2))
     o_q = torch.empty_like(q, dtype=torch.float32)
-    o_anchor = torch.empty_like(o_q) if anchored else o_q.new_empty(0)
+    o_anchor = torch.empty_like(o_q) if weights.anchor1 is not None else o_q.new_empty(0)
     u1, o, late_q, late, late_k, late_u1 = (torch.empty_like(q) for _ in range(6))
     kept = o_q.new_empty(chunks, heads, channels)
     plain = (starts1, starts2, u1, o, o_q, o_anchor, scores1, scores2, late_q, late, late_k, late_u1, kept)
     momentum = (starts1, starts2, o_q, q, q, q)
-    return Saved(*plain, *(torch.empty_like(x) if moves else x.new_empty(0) for x in momentum))
+    own = [torch.empty_like(x) if moves else x.new_empty(0) for x in momentum]
+    own.append(o_q.new_empty((chunks + rows, heads, 2) if linked else 0))
+    return Saved(*plain, *own)
 
 
 def backward(
-    tokens: Tokens, weights: Weights, momentum: Momentum | None, rows: Rows, size: int, bias: Fused, saved: Saved, outer: Result
+    tokens: Tokens,
+    weights: Weights,
+    momentum: Momentum | None,
+    rows: Rows,
+    size: int,
+    bias: Fused,
+    link: Link,
+    ends: tuple[Tensor, Tensor],
+    saved: Saved,
+    outer: Result,
 ) -> tuple[Tokens, Weights, Momentum | None]:
-    """The gradients of tokens, weights and momentum, given those of the results, ``outer``."""
+    """The gradients of tokens, weights and momentum, given those of the results, ``outer``; ``ends`` are the outgoing weights."""
     q, k, v, eta, log_alpha, delta = tokens
     heads, channels = q.shape[1:]
     hidden, chunks = weights.w2.shape[2], rows.row.shape[0]
@@ -222,7 +242,8 @@ def backward(
     anchors, norm = (weights.anchor1, weights.anchor2), (weights.gain, weights.shift)
     places = (rows.first, rows.length, rows.chunk)
     steps, decays, thresholds = _strides(eta), _strides(log_alpha), _strides(delta)
-    say = options(q, size, hidden, log_alpha is not None, weights.anchor1 is not None, momentum is not None)
+    say = options(q, size, hidden, log_alpha is not None, weights.anchor1 is not None, momentum is not None, link)
+    dscale = torch.empty(chunks, heads, 5, device=q.device) if link.q > 0 else None
     _, _, kappa, sigma, grown, grown_end = momentum or NO_MOMENTUM
     own = _momentum_room(q, momentum, saved, rows, outer)
     device = DEVICE[bias.name]
@@ -242,8 +263,8 @@ def backward(
     begin_backward[grid](
         eta, log_alpha, saved.u1, saved.scores1, saved.o_q, saved.o_anchor, dy, weights.gain,
         do, late_do, dscores1, dx, dlog, dgain[0], dshift[0],
-        kappa, sigma, saved.o_speed, own.dkappa, own.dsigma, *places, rows.row, heads, channels, *steps, *decays,
-        ANCHORED=say.anchored, **say.pairs,
+        kappa, sigma, saved.o_speed, own.dkappa, own.dsigma, saved.norms, dscale, *places, rows.row, heads, channels, *steps, *decays,
+        ANCHORED=say.anchored, LINK=link.q, **say.pairs,
     )  # fmt: skip
     states = (saved.starts1, saved.starts2)
     hiddens = (z, slope, curve, move1, move2)
@@ -258,7 +279,7 @@ def backward(
         read_backward[grid](
             q, saved.late_q, k, eta, saved.u1, do, late_do, saved.scores2, dscores1, dscores2, *states, *anchors,
             dread, dq_anchor, dwhole, dx, du1, *hiddens, danchor1, danchor2,
-            sigma, saved.speeds1, saved.speeds2, own.dq_speed, own.push1, own.push2, *places, rows.row, *sizes, *steps,
+            sigma, saved.speeds1, saved.speeds2, own.dq_speed, own.push1, own.push2, saved.norms, dscale, *places, rows.row, *sizes, *steps,
             ANCHORED=say.anchored, **say.read_backward,
         )  # fmt: skip
     linearise[grid](
@@ -281,7 +302,7 @@ def backward(
     else:
         scan_backward[programs](
             *arguments, saved.slow, saved.slow_k, saved.slow_u1, sigma, grown_end, own.push1, own.push2, own.dspeed1, own.dspeed2,
-            *places, *sizes, **say.scan_backward,
+            saved.starts2, *ends, saved.norms, dscale, *places, *sizes, **say.scan_backward,
         )  # fmt: skip
     # the linearised errors are not needed any more
     dy1, dy2 = unit, pull
@@ -293,7 +314,7 @@ def backward(
     else:
         write_backward[grid](
             *vectors, *states, *anchors, *hiddens, *found, saved.slow_k, saved.slow_u1, saved.speeds1, saved.speeds2,
-            own.push1, own.push2, own.dslow1, own.dslow2, own.dcarried, own.dgrown_end, *places, rows.row, *sizes,
+            own.push1, own.push2, own.dslow1, own.dslow2, own.dcarried, own.dgrown_end, saved.norms, *places, rows.row, *sizes,
             ANCHORED=say.anchored, **say.write_backward,
         )  # fmt: skip
     gate_backward[grid](
@@ -374,7 +395,7 @@ class Options(NamedTuple):
     write_backward: dict[str, Any]
 
 
-def options(q: Tensor, size: int, hidden: int, decays: bool, anchored: bool, moves: bool) -> Options:
+def options(q: Tensor, size: int, hidden: int, decays: bool, anchored: bool, moves: bool, link: Link) -> Options:
     """What the kernels are told: as many hidden channels at once as registers and shared memory hold."""
     dtype, channels = q.dtype, q.shape[2]
     wide = triton.next_power_of_2(channels)
@@ -390,10 +411,12 @@ def options(q: Tensor, size: int, hidden: int, decays: bool, anchored: bool, mov
             shape
             | products
             | momentum
+            | linked
             | {"EB": block, "NE": triton.cdiv(hidden, block), "num_warps": warps, "num_stages": stages}
         )
 
     momentum = {"MOMENTUM": moves}
+    linked, floor = {"LINK": link.q}, {"FLOOR": link.floor}
     fast = {"FAST": not exact and not INTERPRETED}
     alpha = {"HAS_ALPHA": decays}
     return Options(
@@ -405,13 +428,14 @@ def options(q: Tensor, size: int, hidden: int, decays: bool, anchored: bool, mov
         and channels % 16 == 0
         and channels <= 64
         and hidden <= 256
-        and not moves,
+        and not moves
+        and link.q == 0,
         wide=wide,
         pairs=shape | paired | alpha | momentum | {"BLOCK": min(16, size)} | PAIRED,
-        scan=blocks(128, 8) | fast,
+        scan=blocks(128, 8) | fast | floor,
         read=blocks(64, 4) | fast,
         read_backward=blocks(128, 8) | fast,
-        scan_backward=blocks(128, 8),
+        scan_backward=blocks(128, 8) | floor,
         write_backward=blocks(128, 8),
     )
 

@@ -14,19 +14,20 @@ from torch import Tensor
 from ..algorithm import GradientDescent
 from ..algorithm import Momentum as MomentumDescent
 from ..memory import MLP
-from ..retention import L2, Keep
+from ..retention import L2, Keep, Lq, Retention
 from ..retention.base import decay
+from ..retention.lq import lq_norm
 from ..spec import Spec
 from ..types import Gates, Norm, Progress, State
 from . import deep
 from .biases import Fused, fused
-from .deep import Momentum, Result, Rows, Saved, Tokens, Weights
+from .deep import Link, Momentum, Result, Rows, Saved, Tokens, Weights
 from .momentum import factors
 
 # what benchmarks/kernel_numerics.py compares with float64 on a GPU, in every dtype of deep.DOTS, plain and anchored
 SIZES, WIDTHS = (16, 32, 64), (48, 64, 96, 128)
 # what no GPU has compared yet
-UNPROVEN: tuple[type, ...] = (MomentumDescent,)
+UNPROVEN: tuple[type, ...] = (MomentumDescent, Lq)
 # what Triton's interpreter runs
 NARROWEST, WIDEST = 16, 128
 
@@ -40,8 +41,10 @@ def why_not(
         return f"the kernels fuse the 2-layer MLP memory, not {memory.label}"
     if not isinstance(algorithm, GradientDescent | MomentumDescent) or algorithm.fixed_eta is not None:
         return f"the kernels fuse gradient descent and momentum with a gate eta, not {algorithm.label}"
-    if not (isinstance(kept, Keep) or (isinstance(kept, L2) and kept.at == "previous" and kept.schedule is None)):
-        return f"the kernels fuse Keep and L2(at='previous'), not {kept.label}"
+    if not _retains(kept):
+        return f"the kernels fuse Keep, L2(at='previous') and Lq(link='paper'), not {kept.label}"
+    if isinstance(algorithm, MomentumDescent) and not isinstance(kept, Keep | L2):
+        return f"the kernels fuse momentum with Keep and L2, not with {kept.label}"
     wide = [] if gates is None or gates.mu is None else [n for n in ("mu", "log_alpha") if _channelwise(getattr(gates, n))]
     if wide:
         return f"the kernels fuse momentum with mu and log_alpha of one number a head, not channel-wise {' and '.join(wide)}"
@@ -60,6 +63,12 @@ def why_not(
         proven = f"16-bit or float32 tokens, chunks of {_listed(SIZES)} tokens and {_listed(WIDTHS)} channels a head"
         return f"the kernels are proven on a GPU for {proven}, not {dtype}, {size} and {channels}"
     return None
+
+
+def _retains(kept: Retention) -> bool:
+    if isinstance(kept, L2):
+        return kept.at == "previous" and kept.side == "value" and kept.schedule is None
+    return isinstance(kept, Keep) or (isinstance(kept, Lq) and kept.link == "paper")
 
 
 def _channelwise(gate: Tensor | None) -> bool:
@@ -101,19 +110,21 @@ def deep_forward(
     size: int,
     bias: str,
     p: float,
+    power: float,
+    floor: float,
 ) -> list[Tensor]:
     """y, the outgoing weights, the last open chunk's starting weights, the outgoing momentum, and what the backward pass needs."""
     tokens = Tokens(q, k, v, eta, log_alpha, delta)
     weights = Weights(w1, w2, anchor1, anchor2, gain, shift)
-    result, saved = deep.forward(tokens, weights, _momentum(momentum), Rows(first, length, chunk, row), size, Fused(bias, p))
+    rows, link = Rows(first, length, chunk, row), Link(power, floor)
+    result, saved = deep.forward(tokens, weights, _momentum(momentum), rows, size, Fused(bias, p), link)
     return [*result, *saved]
 
 
 @deep_forward.register_fake
 def _(q, k, v, eta, log_alpha, delta, *rest):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN002, ANN202
-    weights, momentum, row, size = Weights(*rest[:6]), rest[6], rest[10], rest[11]
-    anchored = weights.anchor1 is not None
-    saved = deep.empty_saved(q, row.shape[0], weights.w2.shape[2], size, anchored, bool(momentum))
+    weights, momentum, row, size, power = Weights(*rest[:6]), rest[6], rest[10], rest[11], rest[14]
+    saved = deep.empty_saved(q, weights, row.shape[0], size, bool(momentum), power > 0)
     return [*deep.empty_result(q, weights, bool(momentum)), *saved]
 
 
@@ -141,13 +152,27 @@ def deep_backward(
     size: int,
     bias: str,
     p: float,
+    power: float,
+    floor: float,
 ) -> list[Tensor]:
-    """The gradients of all that can have one, in the order of ``deep_forward``; empty where an argument was None."""
+    """The gradients of all that can have one, in the order of ``deep_forward``; empty where an argument was None.
+
+    ``saved`` is what the forward pass left, the outgoing weights first.
+    """
     tokens = Tokens(q, k, v, eta, log_alpha, delta)
     weights = Weights(w1, w2, anchor1, anchor2, gain, shift)
     rows = Rows(first, length, chunk, row)
     dtokens, dweights, dmomentum = deep.backward(
-        tokens, weights, _momentum(momentum), rows, size, Fused(bias, p), Saved(*saved), Result(*outer)
+        tokens,
+        weights,
+        _momentum(momentum),
+        rows,
+        size,
+        Fused(bias, p),
+        Link(power, floor),
+        (saved[0], saved[1]),
+        Saved(*saved[2:]),
+        Result(*outer),
     )
     pairs = zip((*dtokens, *dweights), (*tokens, *weights), strict=True)
     return [*(q.new_empty(0) if d is None or x is None else d.to(x.dtype) for d, x in pairs), *(dmomentum or ())]
@@ -159,9 +184,9 @@ def _(*given):  # type: ignore[no-untyped-def]  # noqa: ANN002, ANN202
 
 
 def _remember(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
-    own, momentum, rows, (ctx.size, ctx.bias, ctx.p) = inputs[:12], inputs[12], inputs[13:17], inputs[17:]
+    own, momentum, rows, ctx.settings = inputs[:12], inputs[12], inputs[13:17], inputs[17:]
     ctx.moving, ctx.results = len(momentum), [x.shape for x in output[:7]]
-    ctx.save_for_backward(*own, *momentum, *rows, *output[7:])
+    ctx.save_for_backward(*own, *momentum, *rows, *output[1:3], *output[7:])
     # what is kept for the backward pass takes no gradient: zeros for it would be a gigabyte
     ctx.set_materialize_grads(False)
 
@@ -173,8 +198,8 @@ def _backward(ctx: Any, grads_out: list[Tensor | None]) -> tuple[Tensor | list[T
     kinds = (own[0], *[own[6]] * 6)
     pairs = zip(grads_out[:7], kinds, ctx.results, strict=True)
     outer = [x.new_zeros(shape) if g is None else g.contiguous() for g, x, shape in pairs]
-    grads = deep_backward(*own, momentum, *rows, saved, outer, ctx.size, ctx.bias, ctx.p)
-    return (*(None if x is None else grad for x, grad in zip(own, grads[:12], strict=True)), grads[12:], *[None] * 7)
+    grads = deep_backward(*own, momentum, *rows, saved, outer, *ctx.settings)
+    return (*(None if x is None else grad for x, grad in zip(own, grads[:12], strict=True)), grads[12:], *[None] * 9)
 
 
 deep_forward.register_autograd(_backward, setup_context=_remember)
@@ -198,7 +223,7 @@ def run(
     bias = fused(spec.bias)
     assert isinstance(bias, Fused) and gates.eta is not None and isinstance(state.weights, tuple)
     rows = Rows.of(lengths, size, q.device)
-    w1, w2 = state.weights
+    w1, w2 = state.accumulated if isinstance(spec.retention, Lq) else state.weights
     anchors = (state.anchor[0].mT.contiguous(), state.anchor[1].contiguous()) if state.anchor else (None, None)
     ones = torch.ones(*q.shape[2:], dtype=torch.float32, device=q.device)
     gain, shift = (ones, torch.zeros_like(ones)) if norm is None else norm
@@ -210,26 +235,37 @@ def run(
         speed1, speed2 = state.momentum
         made = factors(rows, size, flat[4], gates.mu.flatten(0, 1))
         momentum = [speed1.mT.contiguous(), speed2.contiguous(), *made]
-    y, new1, new2, tail1, tail2, *rest = deep_forward(*flat, *states, momentum, *rows, size, bias.name, bias.p)
+    y, new1, new2, tail1, tail2, *rest = deep_forward(*flat, *states, momentum, *rows, size, bias.name, bias.p, *_link(spec))
     end, speed = (new1.mT, new2), (rest[0].mT, rest[1]) if momentum else ()
     if any(length % size for length in lengths):
-        start, progress = _open(rows, end, (tail1.mT, tail2), flat[4], state, size, lengths)
-        reached = State(end, start, state.anchor, speed, progress)
-    else:
-        reached = State(end, end, state.anchor, speed)
-    return y.reshape(q.shape), reached
+        return y.reshape(q.shape), _open(spec, rows, end, (tail1.mT, tail2), speed, flat[4], state.anchor, size, lengths)
+    weights = tuple(_read(spec, x, x) for x in end)
+    return y.reshape(q.shape), State(weights, end, state.anchor, speed)
+
+
+def _link(spec: Spec) -> Link:
+    kept = spec.retention
+    return Link(kept.q, kept.floor) if isinstance(kept, Lq) else Link()
+
+
+def _read(spec: Spec, moved: Tensor, start: Tensor) -> Tensor:
+    """The weight as the memory reads it: a link holds the norm that a chunk started with."""
+    kept = spec.retention
+    return moved * lq_norm(start, kept.q, kept.floor) ** (2 - kept.q) if isinstance(kept, Lq) else moved
 
 
 def _open(
+    spec: Spec,
     rows: Rows,
     end: tuple[Tensor, Tensor],
     tails: tuple[Tensor, Tensor],
+    momentum: tuple[Tensor, ...],
     log_alpha: Tensor | None,
-    state: State,
+    anchor: tuple[Tensor, ...],
     size: int,
     lengths: list[int],
-) -> tuple[tuple[Tensor, ...], Progress]:
-    """What a state in mid-chunk holds besides its weights: those at the chunk's start, and what has accumulated since."""
+) -> State:
+    """A state in mid-chunk: its weights, those at the chunk's start, and what has accumulated since."""
     begun = rows.length % size
     start = tuple(torch.where((begun > 0)[:, None, None, None], tail, new) for tail, new in zip(tails, end, strict=True))
     zero = torch.zeros_like(start[0][..., :1, :1])
@@ -240,9 +276,9 @@ def _open(
         late = token >= (rows.first + rows.length - begun)[row]
         total = log_alpha.new_zeros(len(lengths), *log_alpha.shape[1:]).index_add(0, row, log_alpha * late[:, None, None])
         decays = (total[..., :, None], total[..., None, :])
-        kept = tuple(
-            decay(weight, log, anchor) for weight, log, anchor in zip(start, decays, state.anchor or (None, None), strict=True)
-        )
+        kept = tuple(decay(weight, log, a) for weight, log, a in zip(start, decays, anchor or (None, None), strict=True))
     moved = tuple(a - b for a, b in zip(kept, end, strict=True))
     position = torch.tensor([length % size for length in lengths])
-    return start, Progress(start, moved, decays, (zero, zero), position)
+    weights = tuple(_read(spec, x, begin) for x, begin in zip(end, start, strict=True))
+    read = tuple(_read(spec, x, x) for x in start)
+    return State(weights, start, anchor, momentum, Progress(read, moved, decays, (zero, zero), position))

@@ -14,6 +14,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from .links import norm_of, scale_at, scale_of, sum_powers
 from .tiles import decayed_scores, decayed_values, gelu, gelu_slope, place, rows, standardise, tile, weight
 
 
@@ -74,15 +75,16 @@ def surprise(o, k, v, delta, gain, shift, there, d, D, BIAS: tl.constexpr, P: tl
 def scan(
     k_ptr, v_ptr, late_ptr, late_k_ptr, kept_ptr, delta_ptr, w1_ptr, w2_ptr, anchor1_ptr, anchor2_ptr, gain_ptr, shift_ptr,
     starts1_ptr, starts2_ptr, u1_ptr, late_u1_ptr, o_ptr, end1_ptr, end2_ptr, tail1_ptr, tail2_ptr,
-    slow_ptr, slow_k_ptr, slow_u1_ptr, sigma_ptr, grown_end_ptr, speed1_ptr, speed2_ptr, speeds1_ptr, speeds2_ptr, last1_ptr, last2_ptr,
+    slow_ptr, slow_k_ptr, slow_u1_ptr, sigma_ptr, grown_end_ptr, speed1_ptr, speed2_ptr, speeds1_ptr, speeds2_ptr, last1_ptr, last2_ptr, norms_ptr,
     first_ptr, length_ptr, chunk_ptr, H: tl.constexpr, D: tl.constexpr, E: tl.constexpr, delta_token, delta_head, delta_d,
     C: tl.constexpr, DP: tl.constexpr, EB: tl.constexpr, NE: tl.constexpr, BIAS: tl.constexpr, P: tl.constexpr,
-    HAS_DELTA: tl.constexpr, ANCHORED: tl.constexpr, MOMENTUM: tl.constexpr, DOT: tl.constexpr, PRECISION: tl.constexpr, FAST: tl.constexpr,
+    HAS_DELTA: tl.constexpr, ANCHORED: tl.constexpr, MOMENTUM: tl.constexpr, LINK: tl.constexpr, FLOOR: tl.constexpr, DOT: tl.constexpr, PRECISION: tl.constexpr, FAST: tl.constexpr,
 ):
     """One program a sequence and head: read every chunk's keys and values, advance the weights.
 
     Products read the copy that is kept for the readout; the sums live in ``end1``, ``end2``, in float32.
     A momentum goes along in the same way: ``speed``, ``speeds`` at each chunk's start, the sums in ``last``.
+    With a link W = s A the weights here are A, and ``norms`` holds the norm of every state, from which s follows.
     """
     row, head = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
     first, length, chunk0 = tl.load(first_ptr + row), tl.load(length_ptr + row), tl.load(chunk_ptr + row)
@@ -91,6 +93,9 @@ def scan(
     shift = tl.load(shift_ptr + head * D + d, mask=d < D, other=0.0)
     base = (row * H + head) * E * D
     chunks = (length + C - 1) // C
+    if LINK > 0:
+        most1, most2 = tl.full([EB], FLOOR, tl.float32), tl.full([EB], FLOOR, tl.float32)
+        total1, total2 = tl.zeros([EB], tl.float32), tl.zeros([EB], tl.float32)
     for i in range(NE):
         at = (i * EB + e)[:, None] * D + d[None, :]
         inside = ((i * EB + e)[:, None] < E) & (d[None, :] < D)
@@ -107,6 +112,13 @@ def scan(
             if chunks > 0:
                 tl.store(speeds1_ptr + (chunk0 * H + head) * E * D + at, s1, mask=inside)
                 tl.store(speeds2_ptr + (chunk0 * H + head) * E * D + at, s2, mask=inside)
+        if LINK > 0:
+            most1, total1 = sum_powers(most1, total1, w1, LINK)
+            most2, total2 = sum_powers(most2, total2, w2, LINK)
+    if LINK > 0:
+        norm1, norm2 = norm_of(most1, total1, LINK), norm_of(most2, total2, LINK)
+        tl.store(norms_ptr + ((chunk0 + row) * H + head) * 2, norm1)
+        tl.store(norms_ptr + ((chunk0 + row) * H + head) * 2 + 1, norm2)
     tl.debug_barrier()
     for n in range(chunks):
         number = chunk0 + n
@@ -118,12 +130,20 @@ def scan(
         key = k.to(DOT)
         save = (number * H + head) * E * D
         o = tl.zeros([C, DP], tl.float32)
+        if LINK > 0:
+            scale1, scale2 = scale_of(norm1, LINK), scale_of(norm2, LINK)
+            most1, most2 = tl.full([EB], FLOOR, tl.float32), tl.full([EB], FLOOR, tl.float32)
+            total1, total2 = tl.zeros([EB], tl.float32), tl.zeros([EB], tl.float32)
         for i in range(NE):
             at = (i * EB + e)[:, None] * D + d[None, :]
             inside = ((i * EB + e)[:, None] < E) & (d[None, :] < D)
             w2 = weight(starts2_ptr + save, at, inside)
             h = tl.dot(w2, tl.trans(key), input_precision=PRECISION)
+            if LINK > 0:
+                h *= scale2
             o += tl.dot(tl.trans(gelu(h, FAST).to(DOT)), weight(starts1_ptr + save, at, inside), input_precision=PRECISION)
+        if LINK > 0:
+            o *= scale1
         delta = o
         if HAS_DELTA:
             delta = rows(delta_ptr, token, head, d, delta_token, delta_head, delta_d, there, D)
@@ -145,8 +165,12 @@ def scan(
             at = (i * EB + e)[:, None] * D + d[None, :]
             inside = ((i * EB + e)[:, None] < E) & (d[None, :] < D)
             h = tl.dot(weight(starts2_ptr + save, at, inside), tl.trans(key), input_precision=PRECISION)
+            if LINK > 0:
+                h *= scale2
             z, slope = gelu_slope(h, FAST)
             u2 = slope * tl.dot(weight(starts1_ptr + save, at, inside), u1_t, input_precision=PRECISION)
+            if LINK > 0:
+                u2 *= scale1
             w1, w2 = weight(end1_ptr + base, at, inside), weight(end2_ptr + base, at, inside)
             if (n + 1) * C > length:
                 tl.store(tail1_ptr + base + at, w1, mask=inside)
@@ -173,6 +197,13 @@ def scan(
             if n + 1 < chunks:
                 tl.store(starts1_ptr + save + H * E * D + at, w1, mask=inside)
                 tl.store(starts2_ptr + save + H * E * D + at, w2, mask=inside)
+            if LINK > 0:
+                most1, total1 = sum_powers(most1, total1, w1, LINK)
+                most2, total2 = sum_powers(most2, total2, w2, LINK)
+        if LINK > 0:
+            norm1, norm2 = norm_of(most1, total1, LINK), norm_of(most2, total2, LINK)
+            tl.store(norms_ptr + ((number + row + 1) * H + head) * 2, norm1)
+            tl.store(norms_ptr + ((number + row + 1) * H + head) * 2 + 1, norm2)
         # the next chunk's threads read what this one's have written
         tl.debug_barrier()
 
@@ -180,8 +211,8 @@ def scan(
 @triton.jit
 def readout(
     q_ptr, late_q_ptr, k_ptr, u1_ptr, scores2_ptr, scores1_ptr, o_ptr, o_anchor_ptr, starts1_ptr, starts2_ptr, anchor1_ptr, anchor2_ptr,
-    sigma_ptr, speeds1_ptr, speeds2_ptr, o_speed_ptr, first_ptr, length_ptr, chunk_ptr, row_ptr, H: tl.constexpr, D: tl.constexpr, E: tl.constexpr,
-    C: tl.constexpr, DP: tl.constexpr, EB: tl.constexpr, NE: tl.constexpr, ANCHORED: tl.constexpr, MOMENTUM: tl.constexpr, DOT: tl.constexpr, PRECISION: tl.constexpr, FAST: tl.constexpr,
+    sigma_ptr, speeds1_ptr, speeds2_ptr, o_speed_ptr, norms_ptr, first_ptr, length_ptr, chunk_ptr, row_ptr, H: tl.constexpr, D: tl.constexpr, E: tl.constexpr,
+    C: tl.constexpr, DP: tl.constexpr, EB: tl.constexpr, NE: tl.constexpr, ANCHORED: tl.constexpr, MOMENTUM: tl.constexpr, LINK: tl.constexpr, DOT: tl.constexpr, PRECISION: tl.constexpr, FAST: tl.constexpr,
 ):
     """One program a chunk and head: the products with the weights; ``finish`` adds the outer layer's decays and the norm."""
     number, head = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
@@ -199,20 +230,31 @@ def readout(
     s2 = tl.load(scores2_ptr + square).to(DOT)
     o, o_anchor = tl.zeros([C, DP], tl.float32), tl.zeros([C, DP], tl.float32)
     scores1 = tl.zeros([C, C], tl.float32)
+    if LINK > 0:
+        # the last token of a full chunk reads the mapped state
+        scale1, scale2 = scale_at(norms_ptr, (number + row) * H + head, LINK)
+        _, next2 = scale_at(norms_ptr, (number + row + 1) * H + head, LINK)
+        own2 = tl.where((t == C - 1) & there, next2, scale2)[:, None]
     base, save = (row * H + head) * E * D, (number * H + head) * E * D
     for i in range(NE):
         at = (i * EB + e)[:, None] * D + d[None, :]
         inside = ((i * EB + e)[:, None] < E) & (d[None, :] < D)
         w1, w2 = weight(starts1_ptr + save, at, inside), weight(starts2_ptr + save, at, inside)
         h = tl.dot(key, tl.trans(w2), input_precision=PRECISION)
+        if LINK > 0:
+            h *= scale2
         z, slope = gelu_slope(h, FAST)
         u2 = slope * tl.dot(u1, tl.trans(w1), input_precision=PRECISION)
+        if LINK > 0:
+            u2 *= scale1
         h_q = tl.dot(late, tl.trans(w2), input_precision=PRECISION)
         if ANCHORED:
             h_q += tl.dot(towards, tl.trans(weight(anchor2_ptr + base, at, inside).to(DOT)), input_precision=PRECISION)
         if MOMENTUM:
             h_q += tl.dot(onward, tl.trans(weight(speeds2_ptr + save, at, inside)), input_precision=PRECISION)
         h_q -= tl.dot(s2, u2.to(DOT), input_precision=PRECISION)
+        if LINK > 0:
+            h_q *= own2
         z_q = gelu(h_q, FAST).to(DOT)
         scores1 += tl.dot(z_q, tl.trans(z.to(DOT)), input_precision=PRECISION)
         o += tl.dot(z_q, w1, input_precision=PRECISION)
@@ -233,15 +275,15 @@ def readout(
 @triton.jit
 def finish(
     q_ptr, eta_ptr, log_alpha_ptr, u1_ptr, scores1_ptr, o_ptr, o_anchor_ptr, y_ptr, gain_ptr, shift_ptr,
-    kappa_ptr, sigma_ptr, o_speed_ptr, first_ptr, length_ptr, chunk_ptr, row_ptr, H: tl.constexpr, D: tl.constexpr,
+    kappa_ptr, sigma_ptr, o_speed_ptr, norms_ptr, first_ptr, length_ptr, chunk_ptr, row_ptr, H: tl.constexpr, D: tl.constexpr,
     eta_token, eta_head, eta_d, alpha_token, alpha_head, alpha_d,
     C: tl.constexpr, DP: tl.constexpr, BLOCK: tl.constexpr,
-    HAS_ALPHA: tl.constexpr, ANCHORED: tl.constexpr, MOMENTUM: tl.constexpr, DOT: tl.constexpr, PRECISION: tl.constexpr,
+    HAS_ALPHA: tl.constexpr, ANCHORED: tl.constexpr, MOMENTUM: tl.constexpr, LINK: tl.constexpr, DOT: tl.constexpr, PRECISION: tl.constexpr,
 ):
     """The outer layer's decays, norm and residual; the norm's input takes the place of the bare product."""
     number, head = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
     d, t = tl.arange(0, DP), tl.arange(0, C)
-    _, token, there = place(number, row_ptr, first_ptr, length_ptr, chunk_ptr, t, C)
+    row, token, there = place(number, row_ptr, first_ptr, length_ptr, chunk_ptr, t, C)
     x = rows(eta_ptr, token, head, d, eta_token, eta_head, eta_d, there, D) * tile(u1_ptr, token, head, d, H, D, there)
     s1 = tl.load(scores1_ptr + (number * H + head) * C * C + t[:, None] * C + t[None, :]).to(tl.float32)
     o = tile(o_ptr, token, head, d, H, D, there)
@@ -259,6 +301,10 @@ def finish(
         o -= decayed_values(s1, x, total, t, DOT, PRECISION, C, BLOCK)
     else:
         o -= tl.dot(s1.to(DOT), x.to(DOT), input_precision=PRECISION)
+    if LINK > 0:
+        scale1, _ = scale_at(norms_ptr, (number + row) * H + head, LINK)
+        next1, _ = scale_at(norms_ptr, (number + row + 1) * H + head, LINK)
+        o *= tl.where((t == C - 1) & there, next1, scale1)[:, None]
     there_d = there[:, None] & (d[None, :] < D)
     out = token[:, None] * H * D + head * D + d[None, :]
     tl.store(o_ptr + out, o, mask=there_d)
