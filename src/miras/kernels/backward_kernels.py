@@ -15,6 +15,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from .lead import lead_backward
 from .links import scale_at, through_link
 from .tiles import (
     decayed_scores,
@@ -263,8 +264,12 @@ def scan_backward(
     k_ptr, late_ptr, late_k_ptr, kept_ptr, u1_ptr, late_u1_ptr, unit_ptr, pull_ptr, bend_ptr, inverse_ptr, mean_ptr, starts1_ptr,
     z_ptr, slope_ptr, curve_ptr, du1_ptr, do_ptr, move1_ptr, move2_ptr, dw1_ptr, dw2_ptr,
     slow_ptr, slow_k_ptr, slow_u1_ptr, sigma_ptr, grown_end_ptr, push1_ptr, push2_ptr, dspeed1_ptr, dspeed2_ptr,
-    starts2_ptr, end1_ptr, end2_ptr, norms_ptr, dscale_ptr, first_ptr, length_ptr, chunk_ptr, H: tl.constexpr, D: tl.constexpr, E: tl.constexpr,
-    C: tl.constexpr, DP: tl.constexpr, EB: tl.constexpr, NE: tl.constexpr, MOMENTUM: tl.constexpr, LINK: tl.constexpr, FLOOR: tl.constexpr, DOT: tl.constexpr, PRECISION: tl.constexpr,
+    starts2_ptr, end1_ptr, end2_ptr, norms_ptr, dscale_ptr,
+    lead_k_ptr, lead_v_ptr, lead_eta_ptr, lead_log_ptr, lead_delta_ptr, log_anchor1_ptr, log_anchor2_ptr, lead_o_ptr, before1_ptr, before2_ptr, gain_ptr, shift_ptr,
+    dlead_k_ptr, dlead_v_ptr, dlead_eta_ptr, dlead_log_ptr, dlead_delta_ptr, dlog_anchor1_ptr, dlog_anchor2_ptr, dlead_gain_ptr, dlead_shift_ptr,
+    first_ptr, length_ptr, chunk_ptr, H: tl.constexpr, D: tl.constexpr, E: tl.constexpr,
+    C: tl.constexpr, DP: tl.constexpr, EB: tl.constexpr, NE: tl.constexpr, MOMENTUM: tl.constexpr, LINK: tl.constexpr, FLOOR: tl.constexpr, MASS1: tl.constexpr, MASS2: tl.constexpr, LB: tl.constexpr,
+    BIAS: tl.constexpr, SLOPE: tl.constexpr, DELTA_SLOPE: tl.constexpr, P: tl.constexpr, HAS_DELTA: tl.constexpr, ANCHORED: tl.constexpr, FAST: tl.constexpr, DOT: tl.constexpr, PRECISION: tl.constexpr,
 ):
     """One program a sequence and head: the state's adjoint from the last chunk to the first.
 
@@ -387,6 +392,18 @@ def scan_backward(
             through_link(
                 ds1, ds2, norms_ptr + ((chunk0 + n + row) * H + head) * 2, starts1_ptr + save, starts2_ptr + save, dw1_ptr + base, dw2_ptr + base,
                 move1_ptr + slot, move2_ptr + slot, e, d, D, E, EB, NE, LINK, FLOOR,
+            )
+        if MASS1 > 0:
+            one = ((chunk0 + n) * H + head) * D
+            gain = tl.load(gain_ptr + head * D + d, mask=d < D, other=0.0)
+            shift = tl.load(shift_ptr + head * D + d, mask=d < D, other=0.0)
+            tl.debug_barrier()
+            lead_backward(
+                lead_k_ptr + one, lead_v_ptr + one, lead_eta_ptr + one, lead_log_ptr + one, lead_delta_ptr + one, log_anchor1_ptr + base,
+                log_anchor2_ptr + base, gain, shift, lead_o_ptr + one, before1_ptr + save, before2_ptr + save, starts1_ptr + save, starts2_ptr + save,
+                dw1_ptr + base, dw2_ptr + base, move1_ptr + slot, move2_ptr + slot, dlead_k_ptr + one, dlead_v_ptr + one, dlead_eta_ptr + one,
+                dlead_log_ptr + one, dlead_delta_ptr + one, dlead_gain_ptr + one, dlead_shift_ptr + one, dlog_anchor1_ptr + base, dlog_anchor2_ptr + base,
+                d, D, E, DP, LB, BIAS, SLOPE, DELTA_SLOPE, P, HAS_DELTA, ANCHORED, MASS1, MASS2, FAST,
             )
         # the next chunk's threads read what this one's have written
         tl.debug_barrier()

@@ -94,10 +94,33 @@ NO_MOMENTUM = (None,) * len(Momentum._fields)
 
 
 class Link(NamedTuple):
-    """W = A / max(||A||_q, floor)^(q-2), one norm a weight; q is 0 where the weights are read as they accumulate."""
+    """W = A / max(||A||_q, floor)^(q-2), one norm a weight; q is 0 where the weights are read as they accumulate.
+
+    The masses are what a column of W1 and of W2 sums to where a chunk's first token maps them by a softmax, else 0.
+    """
 
     q: float = 0.0
     floor: float = 0.0
+    mass1: float = 0.0
+    mass2: float = 0.0
+
+
+class Lead(NamedTuple):
+    """What a chunk's first token takes its own step with, float32: the token and its gates ``[N,H,D]``, log A_0 ``[R,H,E,D]``.
+
+    delta and the anchors are empty where there are none.
+    """
+
+    k: Tensor
+    v: Tensor
+    eta: Tensor
+    log_alpha: Tensor
+    delta: Tensor
+    log_anchor1: Tensor
+    log_anchor2: Tensor
+
+
+NO_LEAD = (None,) * len(Lead._fields)
 
 
 class Saved(NamedTuple):
@@ -106,7 +129,8 @@ class Saved(NamedTuple):
     The weights at each chunk's start, the errors u1, both norms' inputs, both layers' scores, the decayed queries, each write's
     step at its chunk's end, bare and times -k and -u1, and the decay of each chunk. With momentum also its value at each chunk's
     start, what the read takes from it, and each write's step in it, bare and times -k and -u1; with a link the norms of each
-    sequence's states. Empty otherwise.
+    sequence's states; where a chunk's first token has a step of its own, the weights that it found and its norm's input. Empty
+    otherwise.
     """
 
     starts1: Tensor
@@ -129,6 +153,9 @@ class Saved(NamedTuple):
     slow_k: Tensor
     slow_u1: Tensor
     norms: Tensor
+    before1: Tensor
+    before2: Tensor
+    lead_o: Tensor
 
 
 class Result(NamedTuple):
@@ -144,14 +171,21 @@ class Result(NamedTuple):
 
 
 def forward(
-    tokens: Tokens, weights: Weights, momentum: Momentum | None, rows: Rows, size: int, bias: Fused, link: Link
+    tokens: Tokens,
+    weights: Weights,
+    momentum: Momentum | None,
+    lead: Lead | None,
+    rows: Rows,
+    size: int,
+    bias: Fused,
+    link: Link,
 ) -> tuple[Result, Saved]:
     """What no weight enters, the scan over chunks, then the readout of all of them."""
     q, k, v, eta, log_alpha, delta = tokens
     heads, channels = q.shape[1:]
     hidden, chunks = weights.w2.shape[2], rows.row.shape[0]
     moves = momentum is not None
-    saved = empty_saved(q, weights, chunks, size, moves, link.q > 0)
+    saved = empty_saved(q, weights, chunks, size, moves, link)
     result = empty_result(q, weights, moves)
     speed1, speed2, kappa, sigma, grown, grown_end = momentum or NO_MOMENTUM
     anchors, norm = (weights.anchor1, weights.anchor2), (weights.gain, weights.shift)
@@ -177,7 +211,8 @@ def forward(
     else:
         scan[programs](
             k, v, saved.late, saved.late_k, saved.kept, delta, *states, saved.slow, saved.slow_k, saved.slow_u1, sigma, grown_end,
-            speed1, speed2, saved.speeds1, saved.speeds2, *result[5:], saved.norms, *where, *_strides(delta), **device, **say.scan,
+            speed1, speed2, saved.speeds1, saved.speeds2, *result[5:], saved.norms,
+            *(lead or NO_LEAD), saved.lead_o, saved.before1, saved.before2, *where, *_strides(delta), **device, **say.scan,
         )  # fmt: skip
     read = (saved.scores2, saved.scores1, saved.o_q)
     if say.resident and not say.anchored:
@@ -206,7 +241,7 @@ def empty_result(q: Tensor, weights: Weights, moves: bool) -> Result:
     return Result(torch.empty_like(q), *(torch.empty_like(weights.w1) for _ in range(4)), *speeds)
 
 
-def empty_saved(q: Tensor, weights: Weights, chunks: int, size: int, moves: bool, linked: bool) -> Saved:
+def empty_saved(q: Tensor, weights: Weights, chunks: int, size: int, moves: bool, link: Link) -> Saved:
     """Room for what the backward pass needs; the read's norm inputs are summed in float32."""
     rows, heads, hidden, channels = weights.w2.shape
     starts1, starts2 = (q.new_empty(chunks, heads, hidden, channels) for _ in range(2))
@@ -218,7 +253,8 @@ def empty_saved(q: Tensor, weights: Weights, chunks: int, size: int, moves: bool
     plain = (starts1, starts2, u1, o, o_q, o_anchor, scores1, scores2, late_q, late, late_k, late_u1, kept)
     momentum = (starts1, starts2, o_q, q, q, q)
     own = [torch.empty_like(x) if moves else x.new_empty(0) for x in momentum]
-    own.append(o_q.new_empty((chunks + rows, heads, 2) if linked else 0))
+    own.append(o_q.new_empty((chunks + rows, heads, 2) if link.q > 0 else 0))
+    own += [torch.empty_like(x) if link.mass1 > 0 else x.new_empty(0) for x in (starts1, starts2, kept)]
     return Saved(*plain, *own)
 
 
@@ -226,6 +262,7 @@ def backward(
     tokens: Tokens,
     weights: Weights,
     momentum: Momentum | None,
+    lead: Lead | None,
     rows: Rows,
     size: int,
     bias: Fused,
@@ -233,8 +270,8 @@ def backward(
     ends: tuple[Tensor, Tensor],
     saved: Saved,
     outer: Result,
-) -> tuple[Tokens, Weights, Momentum | None]:
-    """The gradients of tokens, weights and momentum, given those of the results, ``outer``; ``ends`` are the outgoing weights."""
+) -> tuple[Tokens, Weights, Momentum | None, Lead | None]:
+    """The gradients of tokens, weights, momentum and first tokens, given those of the results, ``outer``; ``ends`` are the outgoing weights."""
     q, k, v, eta, log_alpha, delta = tokens
     heads, channels = q.shape[1:]
     hidden, chunks = weights.w2.shape[2], rows.row.shape[0]
@@ -256,7 +293,9 @@ def backward(
         torch.empty_like(x) if say.anchored else None for x in (dread, saved.starts1, saved.starts2, dw1, dw2)
     )
     dscores1, dscores2 = torch.empty_like(saved.scores1), torch.empty_like(saved.scores1)
-    dgain, dshift = torch.empty(2, 2, chunks, heads, channels, device=q.device)
+    dgain, dshift = torch.empty(2, 2 if lead is None else 3, chunks, heads, channels, device=q.device)
+    # every sequence adds to its anchors
+    dlead = None if lead is None else Lead(*(torch.zeros_like(x) for x in lead))
     dend = torch.empty(chunks, heads, channels, device=q.device)
     grid, programs = (chunks, heads), (rows.first.shape[0], heads)
     sizes = (heads, channels, hidden)
@@ -302,7 +341,9 @@ def backward(
     else:
         scan_backward[programs](
             *arguments, saved.slow, saved.slow_k, saved.slow_u1, sigma, grown_end, own.push1, own.push2, own.dspeed1, own.dspeed2,
-            saved.starts2, *ends, saved.norms, dscale, *places, *sizes, **say.scan_backward,
+            saved.starts2, *ends, saved.norms, dscale, *(lead or NO_LEAD), saved.lead_o, saved.before1, saved.before2, *norm,
+            *(dlead or NO_LEAD), dgain[-1], dshift[-1], *places, *sizes, BIAS=device.gradient, SLOPE=device.slope, DELTA_SLOPE=device.delta_slope, P=bias.p,
+            HAS_DELTA=delta is not None, ANCHORED=say.anchored, **say.scan_backward,
         )  # fmt: skip
     # the linearised errors are not needed any more
     dy1, dy2 = unit, pull
@@ -332,7 +373,7 @@ def backward(
     gates = (_like(deta, eta), _like(dlog, log_alpha), _like(ddelta, delta))
     dweights = Weights(dw1, dw2, da1, da2, dgain.sum((0, 1)), dshift.sum((0, 1)))
     dmomentum = None if momentum is None else Momentum(*own[:6])  # type: ignore[arg-type]
-    return Tokens(dq, dk, dv, *gates), dweights, dmomentum  # type: ignore[arg-type]
+    return Tokens(dq, dk, dv, *gates), dweights, dmomentum, dlead  # type: ignore[arg-type]
 
 
 class MomentumRoom(NamedTuple):
@@ -416,7 +457,8 @@ def options(q: Tensor, size: int, hidden: int, decays: bool, anchored: bool, mov
         )
 
     momentum = {"MOMENTUM": moves}
-    linked, floor = {"LINK": link.q}, {"FLOOR": link.floor}
+    linked = {"LINK": link.q}
+    mapped = {"FLOOR": link.floor, "MASS1": link.mass1, "MASS2": link.mass2, "LB": 32}
     fast = {"FAST": not exact and not INTERPRETED}
     alpha = {"HAS_ALPHA": decays}
     return Options(
@@ -429,13 +471,13 @@ def options(q: Tensor, size: int, hidden: int, decays: bool, anchored: bool, mov
         and channels <= 64
         and hidden <= 256
         and not moves
-        and link.q == 0,
+        and link == Link(),
         wide=wide,
         pairs=shape | paired | alpha | momentum | {"BLOCK": min(16, size)} | PAIRED,
-        scan=blocks(128, 8) | fast | floor,
+        scan=blocks(128, 8) | fast | mapped,
         read=blocks(64, 4) | fast,
         read_backward=blocks(128, 8) | fast,
-        scan_backward=blocks(128, 8) | floor,
+        scan_backward=blocks(128, 8) | fast | mapped,
         write_backward=blocks(128, 8),
     )
 

@@ -6,6 +6,7 @@ R sequences, B batch, T time, H heads, D channels, E hidden channels, C tokens o
 from __future__ import annotations
 
 import os
+from itertools import islice
 from typing import Any
 
 import torch
@@ -14,20 +15,20 @@ from torch import Tensor
 from ..algorithm import GradientDescent
 from ..algorithm import Momentum as MomentumDescent
 from ..memory import MLP
-from ..retention import L2, Keep, Lq, Retention
+from ..retention import KL, L2, Keep, Lq, Retention
 from ..retention.base import decay
 from ..retention.lq import lq_norm
 from ..spec import Spec
 from ..types import Gates, Norm, Progress, State
 from . import deep
 from .biases import Fused, fused
-from .deep import Link, Momentum, Result, Rows, Saved, Tokens, Weights
+from .deep import Lead, Link, Momentum, Result, Rows, Saved, Tokens, Weights
 from .momentum import factors
 
 # what benchmarks/kernel_numerics.py compares with float64 on a GPU, in every dtype of deep.DOTS, plain and anchored
 SIZES, WIDTHS = (16, 32, 64), (48, 64, 96, 128)
 # what no GPU has compared yet
-UNPROVEN: tuple[type, ...] = (MomentumDescent, Lq)
+UNPROVEN: tuple[type, ...] = (MomentumDescent, Lq, KL)
 # what Triton's interpreter runs
 NARROWEST, WIDEST = 16, 128
 
@@ -42,7 +43,9 @@ def why_not(
     if not isinstance(algorithm, GradientDescent | MomentumDescent) or algorithm.fixed_eta is not None:
         return f"the kernels fuse gradient descent and momentum with a gate eta, not {algorithm.label}"
     if not _retains(kept):
-        return f"the kernels fuse Keep, L2(at='previous') and Lq(link='paper'), not {kept.label}"
+        return (
+            f"the kernels fuse Keep, L2(at='previous'), Lq(link='paper') and KL(chunk='lag', slice='column'), not {kept.label}"
+        )
     if isinstance(algorithm, MomentumDescent) and not isinstance(kept, Keep | L2):
         return f"the kernels fuse momentum with Keep and L2, not with {kept.label}"
     wide = [] if gates is None or gates.mu is None else [n for n in ("mu", "log_alpha") if _channelwise(getattr(gates, n))]
@@ -68,6 +71,8 @@ def why_not(
 def _retains(kept: Retention) -> bool:
     if isinstance(kept, L2):
         return kept.at == "previous" and kept.side == "value" and kept.schedule is None
+    if isinstance(kept, KL):
+        return kept.chunk == "lag" and kept.slice == "column"
     return isinstance(kept, Keep) or (isinstance(kept, Lq) and kept.link == "paper")
 
 
@@ -82,6 +87,10 @@ def _listed(numbers: tuple[int, ...]) -> str:
 def interpreted() -> bool:
     """Whether Triton's interpreter stands in for a GPU."""
     return os.environ.get("TRITON_INTERPRET", "0") == "1"
+
+
+def _lead(given: list[Tensor]) -> Lead | None:
+    return Lead(*given) if given else None
 
 
 def _momentum(given: list[Tensor]) -> Momentum | None:
@@ -103,6 +112,7 @@ def deep_forward(
     gain: Tensor,
     shift: Tensor,
     momentum: list[Tensor],
+    lead: list[Tensor],
     first: Tensor,
     length: Tensor,
     chunk: Tensor,
@@ -112,19 +122,21 @@ def deep_forward(
     p: float,
     power: float,
     floor: float,
+    mass1: float,
+    mass2: float,
 ) -> list[Tensor]:
     """y, the outgoing weights, the last open chunk's starting weights, the outgoing momentum, and what the backward pass needs."""
     tokens = Tokens(q, k, v, eta, log_alpha, delta)
     weights = Weights(w1, w2, anchor1, anchor2, gain, shift)
-    rows, link = Rows(first, length, chunk, row), Link(power, floor)
-    result, saved = deep.forward(tokens, weights, _momentum(momentum), rows, size, Fused(bias, p), link)
+    rows, link = Rows(first, length, chunk, row), Link(power, floor, mass1, mass2)
+    result, saved = deep.forward(tokens, weights, _momentum(momentum), _lead(lead), rows, size, Fused(bias, p), link)
     return [*result, *saved]
 
 
 @deep_forward.register_fake
 def _(q, k, v, eta, log_alpha, delta, *rest):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN002, ANN202
-    weights, momentum, row, size, power = Weights(*rest[:6]), rest[6], rest[10], rest[11], rest[14]
-    saved = deep.empty_saved(q, weights, row.shape[0], size, bool(momentum), power > 0)
+    weights, momentum, row, size = Weights(*rest[:6]), rest[6], rest[11], rest[12]
+    saved = deep.empty_saved(q, weights, row.shape[0], size, bool(momentum), Link(*rest[15:]))
     return [*deep.empty_result(q, weights, bool(momentum)), *saved]
 
 
@@ -143,6 +155,7 @@ def deep_backward(
     gain: Tensor,
     shift: Tensor,
     momentum: list[Tensor],
+    lead: list[Tensor],
     first: Tensor,
     length: Tensor,
     chunk: Tensor,
@@ -154,6 +167,8 @@ def deep_backward(
     p: float,
     power: float,
     floor: float,
+    mass1: float,
+    mass2: float,
 ) -> list[Tensor]:
     """The gradients of all that can have one, in the order of ``deep_forward``; empty where an argument was None.
 
@@ -162,44 +177,45 @@ def deep_backward(
     tokens = Tokens(q, k, v, eta, log_alpha, delta)
     weights = Weights(w1, w2, anchor1, anchor2, gain, shift)
     rows = Rows(first, length, chunk, row)
-    dtokens, dweights, dmomentum = deep.backward(
-        tokens,
-        weights,
-        _momentum(momentum),
-        rows,
-        size,
-        Fused(bias, p),
-        Link(power, floor),
-        (saved[0], saved[1]),
-        Saved(*saved[2:]),
-        Result(*outer),
+    link, results = Link(power, floor, mass1, mass2), (Saved(*saved[2:]), Result(*outer))
+    dtokens, dweights, dmomentum, dlead = deep.backward(
+        tokens, weights, _momentum(momentum), _lead(lead), rows, size, Fused(bias, p), link, (saved[0], saved[1]), *results
     )
     pairs = zip((*dtokens, *dweights), (*tokens, *weights), strict=True)
-    return [*(q.new_empty(0) if d is None or x is None else d.to(x.dtype) for d, x in pairs), *(dmomentum or ())]
+    return [
+        *(q.new_empty(0) if d is None or x is None else d.to(x.dtype) for d, x in pairs),
+        *(dmomentum or ()),
+        *(dlead or ()),
+    ]
 
 
 @deep_backward.register_fake
 def _(*given):  # type: ignore[no-untyped-def]  # noqa: ANN002, ANN202
-    return [given[0].new_empty(0) if x is None else torch.empty_like(x) for x in (*given[:12], *given[12])]
+    return [given[0].new_empty(0) if x is None else torch.empty_like(x) for x in (*given[:12], *given[12], *given[13])]
 
 
 def _remember(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
-    own, momentum, rows, ctx.settings = inputs[:12], inputs[12], inputs[13:17], inputs[17:]
-    ctx.moving, ctx.results = len(momentum), [x.shape for x in output[:7]]
-    ctx.save_for_backward(*own, *momentum, *rows, *output[1:3], *output[7:])
+    own, momentum, lead, rows, ctx.settings = inputs[:12], inputs[12], inputs[13], inputs[14:18], inputs[18:]
+    ctx.counts, ctx.results = (12, len(momentum), len(lead), 4), [x.shape for x in output[:7]]
+    ctx.save_for_backward(*own, *momentum, *lead, *rows, *output[1:3], *output[7:])
     # what is kept for the backward pass takes no gradient: zeros for it would be a gigabyte
     ctx.set_materialize_grads(False)
 
 
 def _backward(ctx: Any, grads_out: list[Tensor | None]) -> tuple[Tensor | list[Tensor] | None, ...]:
-    moving = ctx.moving
-    own, momentum = ctx.saved_tensors[:12], list(ctx.saved_tensors[12 : 12 + moving])
-    rows, saved = ctx.saved_tensors[12 + moving : 16 + moving], list(ctx.saved_tensors[16 + moving :])
+    it = iter(ctx.saved_tensors)
+    own, momentum, lead, rows = (list(islice(it, count)) for count in ctx.counts)
+    saved, split = list(it), 12 + len(momentum)
     kinds = (own[0], *[own[6]] * 6)
     pairs = zip(grads_out[:7], kinds, ctx.results, strict=True)
     outer = [x.new_zeros(shape) if g is None else g.contiguous() for g, x, shape in pairs]
-    grads = deep_backward(*own, momentum, *rows, saved, outer, *ctx.settings)
-    return (*(None if x is None else grad for x, grad in zip(own, grads[:12], strict=True)), grads[12:], *[None] * 9)
+    grads = deep_backward(*own, momentum, lead, *rows, saved, outer, *ctx.settings)
+    return (
+        *(None if x is None else grad for x, grad in zip(own, grads[:12], strict=True)),
+        grads[12:split],
+        grads[split:],
+        *[None] * 11,
+    )
 
 
 deep_forward.register_autograd(_backward, setup_context=_remember)
@@ -224,49 +240,78 @@ def run(
     assert isinstance(bias, Fused) and gates.eta is not None and isinstance(state.weights, tuple)
     rows = Rows.of(lengths, size, q.device)
     w1, w2 = state.accumulated if isinstance(spec.retention, Lq) else state.weights
-    anchors = (state.anchor[0].mT.contiguous(), state.anchor[1].contiguous()) if state.anchor else (None, None)
     ones = torch.ones(*q.shape[2:], dtype=torch.float32, device=q.device)
     gain, shift = (ones, torch.zeros_like(ones)) if norm is None else norm
     given = (q, k, v, gates.eta, gates.log_alpha, gates.delta)
-    flat = [None if x is None else x.flatten(0, 1).contiguous() for x in given]
+    tokens = [None if x is None else x.flatten(0, 1).contiguous() for x in given]
+    anchor, lead = state.anchor, list[Tensor]()
+    if isinstance(spec.retention, KL):
+        tokens, lead = _led(tokens, anchor, rows, size)
+        anchor = tuple(a.exp() for a in anchor)
+    anchors = (anchor[0].mT.contiguous(), anchor[1].contiguous()) if anchor else (None, None)
     states = (w1.mT.contiguous(), w2.contiguous(), *anchors, gain.contiguous(), shift.contiguous())
     momentum: list[Tensor] = []
     if gates.mu is not None:
         speed1, speed2 = state.momentum
-        made = factors(rows, size, flat[4], gates.mu.flatten(0, 1))
+        made = factors(rows, size, tokens[4], gates.mu.flatten(0, 1))
         momentum = [speed1.mT.contiguous(), speed2.contiguous(), *made]
-    y, new1, new2, tail1, tail2, *rest = deep_forward(*flat, *states, momentum, *rows, size, bias.name, bias.p, *_link(spec))
+    link = _link(spec, q.shape[3], w2.shape[2])
+    y, new1, new2, tail1, tail2, *rest = deep_forward(*tokens, *states, momentum, lead, *rows, size, bias.name, bias.p, *link)
     end, speed = (new1.mT, new2), (rest[0].mT, rest[1]) if momentum else ()
+    reached = State(end, end, anchor, speed)
     if any(length % size for length in lengths):
-        return y.reshape(q.shape), _open(spec, rows, end, (tail1.mT, tail2), speed, flat[4], state.anchor, size, lengths)
-    weights = tuple(_read(spec, x, x) for x in end)
-    return y.reshape(q.shape), State(weights, end, state.anchor, speed)
+        reached = _open(rows, reached, (tail1.mT, tail2), tokens[4], size, lengths)
+    return y.reshape(q.shape), _held(spec, reached, state.anchor)
 
 
-def _link(spec: Spec) -> Link:
+def _led(
+    tokens: list[Tensor | None], anchor: tuple[Tensor, ...], rows: Rows, size: int
+) -> tuple[list[Tensor | None], list[Tensor]]:
+    """Every chunk's first token by itself, and the tokens with that one's step and decay taken out."""
+    q, k, v, eta, log_alpha, delta = tokens
+    assert k is not None and v is not None and eta is not None and log_alpha is not None
+    number = torch.arange(len(rows.row), device=k.device)
+    first = rows.first[rows.row] + (number - rows.chunk[rows.row]) * size
+
+    def own(x: Tensor | None) -> Tensor:
+        return k.new_empty(0) if x is None else x[first].float().expand(-1, -1, k.shape[2]).contiguous()
+
+    none = k.new_empty(0)
+    anchors = (anchor[0].mT.contiguous(), anchor[1].contiguous()) if anchor else (none, none)
+    rest: list[Tensor | None] = [q, k, v, eta.index_fill(0, first, 0.0), log_alpha.index_fill(0, first, 0.0), delta]
+    return rest, [*map(own, (k, v, eta, log_alpha, delta)), *anchors]
+
+
+def _link(spec: Spec, channels: int, hidden: int) -> Link:
     kept = spec.retention
+    if isinstance(kept, KL):
+        return Link(mass1=float(channels) if kept.c is None else kept.c, mass2=float(hidden) if kept.c is None else kept.c)
     return Link(kept.q, kept.floor) if isinstance(kept, Lq) else Link()
 
 
-def _read(spec: Spec, moved: Tensor, start: Tensor) -> Tensor:
-    """The weight as the memory reads it: a link holds the norm that a chunk started with."""
-    kept = spec.retention
-    return moved * lq_norm(start, kept.q, kept.floor) ** (2 - kept.q) if isinstance(kept, Lq) else moved
+def _held(spec: Spec, reached: State, anchor: tuple[Tensor, ...]) -> State:
+    """A state of what the kernels accumulate, as the retention holds it: read through its link, or as a logarithm."""
+    kept, weights, chunk = spec.retention, reached.weights, reached.chunk
+    assert isinstance(weights, tuple)
+    if isinstance(kept, Lq):
+        # a link holds the norm that a chunk started with
+        scales = [lq_norm(a, kept.q, kept.floor) ** (2 - kept.q) for a in reached.accumulated]
+        weights = tuple(w * scale for w, scale in zip(weights, scales, strict=True))
+        if chunk is not None:
+            chunk = chunk._replace(start=tuple(w * scale for w, scale in zip(chunk.start, scales, strict=True)))
+        return reached._replace(weights=weights, chunk=chunk)
+    if isinstance(kept, KL):
+        accumulated = tuple(kept.hold(w).accumulated for w in reached.accumulated)
+        return reached._replace(accumulated=accumulated, anchor=anchor)
+    return reached
 
 
 def _open(
-    spec: Spec,
-    rows: Rows,
-    end: tuple[Tensor, Tensor],
-    tails: tuple[Tensor, Tensor],
-    momentum: tuple[Tensor, ...],
-    log_alpha: Tensor | None,
-    anchor: tuple[Tensor, ...],
-    size: int,
-    lengths: list[int],
+    rows: Rows, reached: State, tails: tuple[Tensor, Tensor], log_alpha: Tensor | None, size: int, lengths: list[int]
 ) -> State:
-    """A state in mid-chunk: its weights, those at the chunk's start, and what has accumulated since."""
-    begun = rows.length % size
+    """A state in mid-chunk: beside what was reached, the weights at the chunk's start and what has accumulated since."""
+    begun, end = rows.length % size, reached.weights
+    assert isinstance(end, tuple)
     start = tuple(torch.where((begun > 0)[:, None, None, None], tail, new) for tail, new in zip(tails, end, strict=True))
     zero = torch.zeros_like(start[0][..., :1, :1])
     decays, kept = (zero, zero), start
@@ -276,9 +321,7 @@ def _open(
         late = token >= (rows.first + rows.length - begun)[row]
         total = log_alpha.new_zeros(len(lengths), *log_alpha.shape[1:]).index_add(0, row, log_alpha * late[:, None, None])
         decays = (total[..., :, None], total[..., None, :])
-        kept = tuple(decay(weight, log, a) for weight, log, a in zip(start, decays, anchor or (None, None), strict=True))
+        kept = tuple(decay(w, log, a) for w, log, a in zip(start, decays, reached.anchor or (None, None), strict=True))
     moved = tuple(a - b for a, b in zip(kept, end, strict=True))
     position = torch.tensor([length % size for length in lengths])
-    weights = tuple(_read(spec, x, begin) for x, begin in zip(end, start, strict=True))
-    read = tuple(_read(spec, x, x) for x in start)
-    return State(weights, start, anchor, momentum, Progress(read, moved, decays, (zero, zero), position))
+    return reached._replace(accumulated=start, chunk=Progress(start, moved, decays, (zero, zero), position))

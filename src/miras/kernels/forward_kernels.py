@@ -14,6 +14,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from .lead import lead
 from .links import norm_of, scale_at, scale_of, sum_powers
 from .tiles import decayed_scores, decayed_values, gelu, gelu_slope, place, rows, standardise, tile, weight
 
@@ -76,15 +77,17 @@ def scan(
     k_ptr, v_ptr, late_ptr, late_k_ptr, kept_ptr, delta_ptr, w1_ptr, w2_ptr, anchor1_ptr, anchor2_ptr, gain_ptr, shift_ptr,
     starts1_ptr, starts2_ptr, u1_ptr, late_u1_ptr, o_ptr, end1_ptr, end2_ptr, tail1_ptr, tail2_ptr,
     slow_ptr, slow_k_ptr, slow_u1_ptr, sigma_ptr, grown_end_ptr, speed1_ptr, speed2_ptr, speeds1_ptr, speeds2_ptr, last1_ptr, last2_ptr, norms_ptr,
+    lead_k_ptr, lead_v_ptr, lead_eta_ptr, lead_log_ptr, lead_delta_ptr, log_anchor1_ptr, log_anchor2_ptr, lead_o_ptr, before1_ptr, before2_ptr,
     first_ptr, length_ptr, chunk_ptr, H: tl.constexpr, D: tl.constexpr, E: tl.constexpr, delta_token, delta_head, delta_d,
     C: tl.constexpr, DP: tl.constexpr, EB: tl.constexpr, NE: tl.constexpr, BIAS: tl.constexpr, P: tl.constexpr,
-    HAS_DELTA: tl.constexpr, ANCHORED: tl.constexpr, MOMENTUM: tl.constexpr, LINK: tl.constexpr, FLOOR: tl.constexpr, DOT: tl.constexpr, PRECISION: tl.constexpr, FAST: tl.constexpr,
+    HAS_DELTA: tl.constexpr, ANCHORED: tl.constexpr, MOMENTUM: tl.constexpr, LINK: tl.constexpr, FLOOR: tl.constexpr, MASS1: tl.constexpr, MASS2: tl.constexpr, LB: tl.constexpr, DOT: tl.constexpr, PRECISION: tl.constexpr, FAST: tl.constexpr,
 ):
     """One program a sequence and head: read every chunk's keys and values, advance the weights.
 
     Products read the copy that is kept for the readout; the sums live in ``end1``, ``end2``, in float32.
     A momentum goes along in the same way: ``speed``, ``speeds`` at each chunk's start, the sums in ``last``.
     With a link W = s A the weights here are A, and ``norms`` holds the norm of every state, from which s follows.
+    With a mass (of each column of W1 and W2) a chunk's first token takes a step by itself; ``before`` is what it found.
     """
     row, head = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
     first, length, chunk0 = tl.load(first_ptr + row), tl.load(length_ptr + row), tl.load(chunk_ptr + row)
@@ -126,6 +129,13 @@ def scan(
         there = n * C + t < length
         there_d = there[:, None] & (d[None, :] < D)
         out = token[:, None] * H * D + head * D + d[None, :]
+        if MASS1 > 0:
+            one, own = (number * H + head) * D, (number * H + head) * E * D
+            lead(
+                lead_k_ptr + one, lead_v_ptr + one, lead_eta_ptr + one, lead_log_ptr + one, lead_delta_ptr + one, log_anchor1_ptr + base,
+                log_anchor2_ptr + base, gain, shift, lead_o_ptr + one, end1_ptr + base, end2_ptr + base, before1_ptr + own, before2_ptr + own,
+                starts1_ptr + own, starts2_ptr + own, d, D, E, DP, LB, BIAS, P, HAS_DELTA, ANCHORED, MASS1, MASS2, FAST,
+            )
         k, v = tile(k_ptr, token, head, d, H, D, there), tile(v_ptr, token, head, d, H, D, there)
         key = k.to(DOT)
         save = (number * H + head) * E * D
