@@ -136,7 +136,7 @@ def choose(call: Call, size: int, backend: Backend, packed: bool) -> How:
     if backend != "fla":
         if not packed and decodes(call):
             return "decode"
-        reason = kernels_refuse(spec, q.device, q.dtype, q.shape[3], size)
+        reason = kernels_refuse(spec, q.device, q.dtype, q.shape[3], size, call.gates)
         if reason is None:
             return "triton"
     if backend != "triton":
@@ -178,13 +178,15 @@ def fused(call: Call, how: How, size: int, cu_seqlens: Tensor | None) -> tuple[T
     return fused_rows(*call[:6], call.state, size)
 
 
-def kernels_refuse(spec: Spec, device: torch.device, dtype: torch.dtype, channels: int, size: int) -> str | None:
-    """Why the fused kernels cannot run a call, or None where they can."""
+def kernels_refuse(
+    spec: Spec, device: torch.device, dtype: torch.dtype, channels: int, size: int, gates: Gates | None = None
+) -> str | None:
+    """Why the fused kernels cannot run a call, or None where they can; without ``gates`` those are taken to fit."""
     if find_spec("triton") is None:
         return "Triton is not installed: pip install 'miras-torch[gpu]'"
     from .kernels.deep_op import why_not
 
-    return why_not(spec, device, dtype, channels, size)
+    return why_not(spec, device, dtype, channels, size, gates)
 
 
 def fused_packed(call: Call, bounds: list[int], size: int) -> tuple[Tensor, AnyState]:

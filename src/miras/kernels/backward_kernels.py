@@ -15,6 +15,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from .lead import lead_backward
+from .links import scale_at, through_link
 from .tiles import (
     decayed_scores,
     decayed_values,
@@ -36,15 +38,15 @@ from .tiles import (
 def begin_backward(
     eta_ptr, log_alpha_ptr, u1_ptr, scores1_ptr, o_ptr, o_anchor_ptr, dy_ptr, gain_ptr,
     do_ptr, late_do_ptr, dscores1_ptr, dx_ptr, dlog_ptr, dgain_ptr, dshift_ptr,
-    first_ptr, length_ptr, chunk_ptr, row_ptr, H: tl.constexpr, D: tl.constexpr,
+    kappa_ptr, sigma_ptr, o_speed_ptr, dkappa_ptr, dsigma_ptr, norms_ptr, dscale_ptr, first_ptr, length_ptr, chunk_ptr, row_ptr, H: tl.constexpr, D: tl.constexpr,
     eta_token, eta_head, eta_d, alpha_token, alpha_head, alpha_d,
     C: tl.constexpr, DP: tl.constexpr, BLOCK: tl.constexpr,
-    HAS_ALPHA: tl.constexpr, ANCHORED: tl.constexpr, DOT: tl.constexpr, PRECISION: tl.constexpr,
+    HAS_ALPHA: tl.constexpr, ANCHORED: tl.constexpr, MOMENTUM: tl.constexpr, LINK: tl.constexpr, DOT: tl.constexpr, PRECISION: tl.constexpr,
 ):
     """From dy through the norm and the outer layer's decays: what ``finish`` did, backwards."""
     number, head = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
     d, t = tl.arange(0, DP), tl.arange(0, C)
-    _, token, there = place(number, row_ptr, first_ptr, length_ptr, chunk_ptr, t, C)
+    row, token, there = place(number, row_ptr, first_ptr, length_ptr, chunk_ptr, t, C)
     there_d = there[:, None] & (d[None, :] < D)
     out = token[:, None] * H * D + head * D + d[None, :]
     square = (number * H + head) * C * C + t[:, None] * C + t[None, :]
@@ -54,16 +56,38 @@ def begin_backward(
     tl.store(dgain_ptr + (number * H + head) * D + d, tl.sum(dy * unit, 0), mask=d < D)
     tl.store(dshift_ptr + (number * H + head) * D + d, tl.sum(dy, 0), mask=d < D)
     do = norm_backprop(gain[None, :] * dy, unit, inverse, d, D)
-    if ANCHORED:
+    if LINK > 0:
+        last = (t == C - 1) & there
+        scale1, _ = scale_at(norms_ptr, (number + row) * H + head, LINK)
+        next1, _ = scale_at(norms_ptr, (number + row + 1) * H + head, LINK)
+        own1 = tl.where(last, next1, scale1)[:, None]
+        o /= own1
+        arrived = tl.sum(do * o, 1)
+        tl.store(dscale_ptr + (number * H + head) * 5, tl.sum(tl.where(last, 0.0, arrived), 0))
+        tl.store(dscale_ptr + (number * H + head) * 5 + 1, tl.sum(tl.where(last, arrived, 0.0), 0))
+        do *= own1
+    if ANCHORED or MOMENTUM:
         tl.store(do_ptr + out, do, mask=there_d)
     x = rows(eta_ptr, token, head, d, eta_token, eta_head, eta_d, there, D) * tile(u1_ptr, token, head, d, H, D, there)
     s1 = tl.load(scores1_ptr + square).to(tl.float32)
+    if MOMENTUM:
+        # the writes and the momentum leave the norm's input, what decays remains
+        kappa, carried = tl.load(kappa_ptr + square), tl.load(sigma_ptr + (number * H + head) * C + t)
+        o_speed = tile(o_speed_ptr, token, head, d, H, D, there)
+        pairs = tl.dot(do.to(DOT), tl.trans(x.to(DOT)), input_precision=PRECISION)
+        mixed = (s1 * kappa).to(DOT)
+        dx = -tl.dot(tl.trans(mixed), do.to(DOT), input_precision=PRECISION)
+        o += tl.dot(mixed, x.to(DOT), input_precision=PRECISION) - carried[:, None] * o_speed
+        ds1 = -pairs * kappa
+        tl.store(dkappa_ptr + square, -pairs * s1)
+        tl.store(dsigma_ptr + (number * H + head) * C + t, tl.sum(do * o_speed, 1))
     if HAS_ALPHA:
         log_alpha = decays(log_alpha_ptr, token, head, d, alpha_token, alpha_head, alpha_d, there, D)
         total = tl.cumsum(log_alpha, 0)
-        size = spacing(log_alpha, total, C, BLOCK)
-        ds1 = -decayed_scores(do, x, total, size, t, DOT, PRECISION, C)
-        dx = -transposed_values(s1, do, total, size, t, DOT, PRECISION, C)
+        if not MOMENTUM:
+            size = spacing(log_alpha, total, C, BLOCK)
+            ds1 = -decayed_scores(do, x, total, size, t, DOT, PRECISION, C)
+            dx = -transposed_values(s1, do, total, size, t, DOT, PRECISION, C)
         decayed = o
         if ANCHORED:
             decayed = o - tile(o_anchor_ptr, token, head, d, H, D, there)
@@ -71,9 +95,10 @@ def begin_backward(
         tl.store(late_do_ptr + out, tl.exp(total) * do, mask=there_d)
     else:
         tl.store(late_do_ptr + out, do, mask=there_d)
-        ds1 = -tl.dot(do.to(DOT), tl.trans(x.to(DOT)), input_precision=PRECISION)
-        ds1 = tl.where(t[:, None] >= t[None, :], ds1, 0.0)
-        dx = -tl.dot(tl.trans(s1.to(DOT)), do.to(DOT), input_precision=PRECISION)
+        if not MOMENTUM:
+            ds1 = -tl.dot(do.to(DOT), tl.trans(x.to(DOT)), input_precision=PRECISION)
+            ds1 = tl.where(t[:, None] >= t[None, :], ds1, 0.0)
+            dx = -tl.dot(tl.trans(s1.to(DOT)), do.to(DOT), input_precision=PRECISION)
     tl.store(dscores1_ptr + square, ds1)
     tl.store(dx_ptr + out, dx, mask=there_d)
 
@@ -83,14 +108,16 @@ def read_backward(
     q_ptr, late_q_ptr, k_ptr, eta_ptr, u1_ptr, do_ptr, late_do_ptr, scores2_ptr, dscores1_ptr, dscores2_ptr,
     starts1_ptr, starts2_ptr, anchor1_ptr, anchor2_ptr,
     dq_ptr, dq_anchor_ptr, dk_ptr, dx_ptr, du1_ptr, z_ptr, slope_ptr, curve_ptr, move1_ptr, move2_ptr, danchor1_ptr, danchor2_ptr,
+    sigma_ptr, speeds1_ptr, speeds2_ptr, dq_speed_ptr, push1_ptr, push2_ptr, norms_ptr, dscale_ptr,
     first_ptr, length_ptr, chunk_ptr, row_ptr, H: tl.constexpr, D: tl.constexpr, E: tl.constexpr, eta_token, eta_head, eta_d,
     C: tl.constexpr, DP: tl.constexpr, EB: tl.constexpr, NE: tl.constexpr,
-    ANCHORED: tl.constexpr, DOT: tl.constexpr, PRECISION: tl.constexpr, FAST: tl.constexpr,
+    ANCHORED: tl.constexpr, MOMENTUM: tl.constexpr, LINK: tl.constexpr, DOT: tl.constexpr, PRECISION: tl.constexpr, FAST: tl.constexpr,
 ):
     """One program a chunk and head: through both reads, and what they send into the chunk's own gradients.
 
     ``move1``, ``move2`` receive what this chunk adds to the adjoint of its starting weights, each sequence's
-    chunks followed by one place for the outgoing state's own; ``du1`` and ``dk`` the read's share of theirs.
+    chunks followed by one place for the outgoing state's own; ``du1`` and ``dk`` the read's share of theirs;
+    ``push1``, ``push2`` are the momentum's ``move1``, ``move2``, and ``dscale`` what arrives at a link's s, at the chunk's start and end.
     """
     number, head = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
     d, t, e = tl.arange(0, DP), tl.arange(0, C), tl.arange(0, EB)
@@ -103,6 +130,11 @@ def read_backward(
     if ANCHORED:
         towards = (tile(q_ptr, token, head, d, H, D, there) - late).to(DOT)
         towards_do = (tile(do_ptr, token, head, d, H, D, there) - late_do).to(DOT)
+    if MOMENTUM:
+        carried = tl.load(sigma_ptr + (number * H + head) * C + t)[:, None]
+        onward = (carried * tile(q_ptr, token, head, d, H, D, there)).to(DOT)
+        onward_do = (carried * tile(do_ptr, token, head, d, H, D, there)).to(DOT)
+        dq_speed = tl.zeros([C, DP], tl.float32)
     late, late_do = late.to(DOT), late_do.to(DOT)
     key, u1 = tile(k_ptr, token, head, d, H, D, there).to(DOT), tile(u1_ptr, token, head, d, H, D, there).to(DOT)
     s2, ds1 = tl.load(scores2_ptr + square).to(DOT), tl.load(dscores1_ptr + square).to(DOT)
@@ -111,13 +143,24 @@ def read_backward(
     ds2 = tl.zeros([C, C], tl.float32)
     base, save, wide = (row * H + head) * E * D, (number * H + head) * E * D, (number * H + head) * E * C
     slot = ((number + row) * H + head) * E * D
+    if LINK > 0:
+        last = (t == C - 1) & there
+        scale1, scale2 = scale_at(norms_ptr, (number + row) * H + head, LINK)
+        _, next2 = scale_at(norms_ptr, (number + row + 1) * H + head, LINK)
+        own2 = tl.where(last, next2, scale2)[None, :]
+        dscale1, dscale2, dread = tl.zeros([C], tl.float32), tl.zeros([C], tl.float32), tl.zeros([C], tl.float32)
     for i in range(NE):
         hidden = (i * EB + e)[:, None]
         at, inside = hidden * D + d[None, :], (hidden < E) & (d[None, :] < D)
         over, within = wide + hidden * C + t[None, :], (hidden < E) & (t[None, :] < C)
         w1, w2 = weight(starts1_ptr + save, at, inside), weight(starts2_ptr + save, at, inside)
-        z, slope, curve = gelu_curve(tl.dot(w2, tl.trans(key), input_precision=PRECISION), FAST)
+        h = tl.dot(w2, tl.trans(key), input_precision=PRECISION)
+        if LINK > 0:
+            h *= scale2
+        z, slope, curve = gelu_curve(h, FAST)
         a = tl.dot(w1, tl.trans(u1), input_precision=PRECISION)
+        if LINK > 0:
+            a *= scale1
         u2, z, curve = (slope * a).to(DOT), z.to(DOT), curve * a
         tl.store(z_ptr + over, z, mask=within)
         tl.store(slope_ptr + over, slope, mask=within)
@@ -130,19 +173,39 @@ def read_backward(
             a1, a2 = weight(anchor1_ptr + base, at, inside).to(DOT), weight(anchor2_ptr + base, at, inside).to(DOT)
             h_q += tl.dot(a2, tl.trans(towards), input_precision=PRECISION)
             dz_q += tl.dot(a1, tl.trans(towards_do), input_precision=PRECISION)
+        if MOMENTUM:
+            speed1, speed2 = weight(speeds1_ptr + save, at, inside), weight(speeds2_ptr + save, at, inside)
+            h_q += tl.dot(speed2, tl.trans(onward), input_precision=PRECISION)
+            dz_q += tl.dot(speed1, tl.trans(onward_do), input_precision=PRECISION)
+        if LINK > 0:
+            bare = h_q
+            h_q = own2 * bare
         z_q, slope_q = gelu_slope(h_q, FAST)
-        z_q, dh_q = z_q.to(DOT), (slope_q * dz_q).to(DOT)
+        dh_q = slope_q * dz_q
+        if LINK > 0:
+            dread += tl.sum(dh_q * bare, 0)
+            dh_q *= own2
+        z_q, dh_q = z_q.to(DOT), dh_q.to(DOT)
         dq += tl.dot(tl.trans(dh_q), w2, input_precision=PRECISION)
         ds2 -= tl.dot(tl.trans(dh_q), u2, input_precision=PRECISION)
         if ANCHORED:
             dq_anchor += tl.dot(tl.trans(dh_q), a2, input_precision=PRECISION)
             tl.store(danchor1_ptr + save + at, tl.dot(z_q, towards_do, input_precision=PRECISION), mask=inside)
             tl.store(danchor2_ptr + save + at, tl.dot(dh_q, towards, input_precision=PRECISION), mask=inside)
+        if MOMENTUM:
+            dq_speed += tl.dot(tl.trans(dh_q), speed2, input_precision=PRECISION)
+            tl.store(push1_ptr + slot + at, tl.dot(z_q, onward_do, input_precision=PRECISION), mask=inside)
+            tl.store(push2_ptr + slot + at, tl.dot(dh_q, onward, input_precision=PRECISION), mask=inside)
         move1 = tl.dot(z_q, late_do, input_precision=PRECISION)
         move2 = tl.dot(dh_q, late, input_precision=PRECISION)
         du2 = -tl.dot(dh_q, s2, input_precision=PRECISION)
-        da = (slope * du2).to(DOT)
-        dh = (curve * du2 + slope * tl.dot(z_q, ds1, input_precision=PRECISION)).to(DOT)
+        da = slope * du2
+        dh = curve * du2 + slope * tl.dot(z_q, ds1, input_precision=PRECISION)
+        if LINK > 0:
+            dscale1 += tl.sum(da * a, 0)
+            dscale2 += tl.sum(dh * h, 0)
+            da, dh = scale1 * da, scale2 * dh
+        da, dh = da.to(DOT), dh.to(DOT)
         tl.store(move1_ptr + slot + at, move1 + tl.dot(da, u1, input_precision=PRECISION), mask=inside)
         tl.store(move2_ptr + slot + at, move2 + tl.dot(dh, key, input_precision=PRECISION), mask=inside)
         du1 += tl.dot(tl.trans(da), w1, input_precision=PRECISION)
@@ -150,6 +213,13 @@ def read_backward(
     tl.store(dscores2_ptr + square, tl.where(t[:, None] >= t[None, :], ds2, 0.0))
     tl.store(dq_ptr + out, dq, mask=there_d)
     tl.store(dk_ptr + out, dk, mask=there_d)
+    if LINK > 0:
+        at_scale = dscale_ptr + (number * H + head) * 5
+        tl.store(at_scale + 2, tl.sum(dscale1, 0) / scale1)
+        tl.store(at_scale + 3, tl.sum(dscale2, 0) / scale2 + tl.sum(tl.where(last, 0.0, dread), 0))
+        tl.store(at_scale + 4, tl.sum(tl.where(last, dread, 0.0), 0))
+    if MOMENTUM:
+        tl.store(dq_speed_ptr + out, dq_speed, mask=there_d)
     eta = rows(eta_ptr, token, head, d, eta_token, eta_head, eta_d, there, D)
     tl.store(du1_ptr + out, eta * tile(dx_ptr, token, head, d, H, D, there) + du1, mask=there_d)
     if ANCHORED:
@@ -197,19 +267,34 @@ def through_norm(g, unit, u1, c, bend, inverse, mean_cx, d, D):
 def scan_backward(
     k_ptr, late_ptr, late_k_ptr, kept_ptr, u1_ptr, late_u1_ptr, unit_ptr, pull_ptr, bend_ptr, inverse_ptr, mean_ptr, starts1_ptr,
     z_ptr, slope_ptr, curve_ptr, du1_ptr, do_ptr, move1_ptr, move2_ptr, dw1_ptr, dw2_ptr,
+    slow_ptr, slow_k_ptr, slow_u1_ptr, sigma_ptr, grown_end_ptr, push1_ptr, push2_ptr, dspeed1_ptr, dspeed2_ptr,
+    starts2_ptr, end1_ptr, end2_ptr, norms_ptr, dscale_ptr,
+    lead_k_ptr, lead_v_ptr, lead_eta_ptr, lead_log_ptr, lead_delta_ptr, log_anchor1_ptr, log_anchor2_ptr, lead_o_ptr, before1_ptr, before2_ptr, gain_ptr, shift_ptr,
+    dlead_k_ptr, dlead_v_ptr, dlead_eta_ptr, dlead_log_ptr, dlead_delta_ptr, dlog_anchor1_ptr, dlog_anchor2_ptr, dlead_gain_ptr, dlead_shift_ptr,
     first_ptr, length_ptr, chunk_ptr, H: tl.constexpr, D: tl.constexpr, E: tl.constexpr,
-    C: tl.constexpr, DP: tl.constexpr, EB: tl.constexpr, NE: tl.constexpr, DOT: tl.constexpr, PRECISION: tl.constexpr,
+    C: tl.constexpr, DP: tl.constexpr, EB: tl.constexpr, NE: tl.constexpr, MOMENTUM: tl.constexpr, LINK: tl.constexpr, FLOOR: tl.constexpr, MASS1: tl.constexpr, MASS2: tl.constexpr, LB: tl.constexpr,
+    BIAS: tl.constexpr, SLOPE: tl.constexpr, DELTA_SLOPE: tl.constexpr, P: tl.constexpr, HAS_DELTA: tl.constexpr, ANCHORED: tl.constexpr, FAST: tl.constexpr, DOT: tl.constexpr, PRECISION: tl.constexpr,
 ):
     """One program a sequence and head: the state's adjoint from the last chunk to the first.
 
     ``dw1``, ``dw2`` come in as the outgoing state's gradient and leave as the incoming one's; ``du1`` and ``do`` become whole; in ``move1``,
-    ``move2`` a chunk's own share is replaced by the adjoint of its starting weights, which ``write_backward`` needs.
+    ``move2`` a chunk's own share is replaced by the adjoint of its starting weights, which ``write_backward`` needs. So do ``dspeed`` and ``push`` for a momentum.
     """
     row, head = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
     first, length, chunk0 = tl.load(first_ptr + row), tl.load(length_ptr + row), tl.load(chunk_ptr + row)
     d, t, e = tl.arange(0, DP), tl.arange(0, C), tl.arange(0, EB)
     base = (row * H + head) * E * D
     chunks = (length + C - 1) // C
+    if LINK > 0:
+        if chunks > 0:
+            # the last token of a full chunk has read the outgoing state
+            arrived = dscale_ptr + ((chunk0 + chunks - 1) * H + head) * 5
+            slot = (chunk0 + chunks + row) * H + head
+            through_link(
+                tl.load(arrived + 1), tl.load(arrived + 4), norms_ptr + slot * 2, end1_ptr + base, end2_ptr + base, dw1_ptr + base, dw2_ptr + base,
+                move1_ptr + slot * E * D, move2_ptr + slot * E * D, e, d, D, E, EB, NE, LINK, FLOOR,
+            )
+            tl.debug_barrier()
     for back in range(chunks):
         n = chunks - 1 - back
         token = first + n * C + t
@@ -220,15 +305,31 @@ def scan_backward(
         save, wide = ((chunk0 + n) * H + head) * E * D, ((chunk0 + n) * H + head) * E * C
         slot = ((chunk0 + n + row) * H + head) * E * D
         dy1, g = tl.zeros([C, DP], tl.float32), tl.zeros([C, DP], tl.float32)
+        if MOMENTUM:
+            slow_k = tl.trans(tile(slow_k_ptr, token, head, d, H, D, there).to(DOT))
+            dslow = tl.zeros([C, DP], tl.float32)
+            carried = tl.load(sigma_ptr + ((chunk0 + n) * H + head) * C + C - 1)
+            grown = tl.load(grown_end_ptr + (chunk0 + n) * H + head)
         for i in range(NE):
             hidden = (i * EB + e)[:, None]
             at, inside = hidden * D + d[None, :], (hidden < E) & (d[None, :] < D)
             over, within = wide + hidden * C + t[None, :], (hidden < E) & (t[None, :] < C)
             dw1, dw2 = weight(dw1_ptr + base, at, inside).to(DOT), weight(dw2_ptr + base, at, inside).to(DOT)
-            da = weight(slope_ptr, over, within).to(tl.float32) * tl.dot(dw2, late_k, input_precision=PRECISION)
+            du2 = tl.dot(dw2, late_k, input_precision=PRECISION)
+            if MOMENTUM:
+                du2 += tl.dot(weight(dspeed2_ptr + base, at, inside).to(DOT), slow_k, input_precision=PRECISION)
+                dspeed1 = weight(dspeed1_ptr + base, at, inside).to(DOT)
+                dslow -= tl.dot(tl.trans(weight(z_ptr, over, within)), dspeed1, input_precision=PRECISION)
+            da = weight(slope_ptr, over, within).to(tl.float32) * du2
             g += tl.dot(tl.trans(da.to(DOT)), weight(starts1_ptr + save, at, inside), input_precision=PRECISION)
             dy1 -= tl.dot(tl.trans(weight(z_ptr, over, within)), dw1, input_precision=PRECISION)
+        if LINK > 0:
+            scale1, scale2 = scale_at(norms_ptr, (chunk0 + n + row) * H + head, LINK)
+            dscale1, dscale2 = tl.zeros([EB], tl.float32), tl.zeros([EB], tl.float32)
+            g *= scale1
         g += tile(du1_ptr, token, head, d, H, D, there) + tile(late_ptr, token, head, d, H, D, there) * dy1
+        if MOMENTUM:
+            g += tile(slow_ptr, token, head, d, H, D, there) * dslow
         tl.store(du1_ptr + out, g, mask=there_d)
         u1, unit = tile(u1_ptr, token, head, d, H, D, there), tile(unit_ptr, token, head, d, H, D, there)
         c, bend = tile(pull_ptr, token, head, d, H, D, there), tile(bend_ptr, token, head, d, H, D, there)
@@ -239,6 +340,8 @@ def scan_backward(
         u1, key = u1.to(DOT), tile(k_ptr, token, head, d, H, D, there).to(DOT)
         late_u1 = tl.trans(tile(late_u1_ptr, token, head, d, H, D, there).to(DOT))
         kept = tl.load(kept_ptr + ((chunk0 + n) * H + head) * D + d, mask=d < D, other=0.0)[None, :]
+        if MOMENTUM:
+            slow_u1 = tl.trans(tile(slow_u1_ptr, token, head, d, H, D, there).to(DOT))
         for i in range(NE):
             hidden = (i * EB + e)[:, None]
             at, inside = hidden * D + d[None, :], (hidden < E) & (d[None, :] < D)
@@ -247,19 +350,65 @@ def scan_backward(
             slope = weight(slope_ptr, over, within).to(tl.float32)
             du2 = tl.dot(dw2.to(DOT), late_k, input_precision=PRECISION)
             dz = tl.dot(dw1.to(DOT), late_u1, input_precision=PRECISION)
-            dz += tl.dot(weight(starts1_ptr + save, at, inside), tl.trans(do), input_precision=PRECISION)
+            w1 = weight(starts1_ptr + save, at, inside)
+            if LINK > 0:
+                dz += scale1 * tl.dot(w1, tl.trans(do), input_precision=PRECISION)
+            else:
+                dz += tl.dot(w1, tl.trans(do), input_precision=PRECISION)
+            if MOMENTUM:
+                dspeed1, dspeed2 = weight(dspeed1_ptr + base, at, inside), weight(dspeed2_ptr + base, at, inside)
+                du2 += tl.dot(dspeed2.to(DOT), slow_k, input_precision=PRECISION)
+                dz += tl.dot(dspeed1.to(DOT), slow_u1, input_precision=PRECISION)
+                new_speed1 = carried * dw1 + grown * dspeed1 + weight(push1_ptr + slot, at, inside).to(tl.float32)
+                new_speed2 = carried * dw2 + grown * dspeed2 + weight(push2_ptr + slot, at, inside).to(tl.float32)
             dh = weight(curve_ptr, over, within).to(tl.float32) * du2 + slope * dz
             new1 = kept * dw1 + weight(move1_ptr + slot, at, inside).to(tl.float32)
             new2 = kept * dw2 + weight(move2_ptr + slot, at, inside).to(tl.float32)
-            new1 += tl.dot((slope * du2).to(DOT), u1, input_precision=PRECISION)
-            new1 += tl.dot(weight(z_ptr, over, within), do, input_precision=PRECISION)
-            new2 += tl.dot(dh.to(DOT), key, input_precision=PRECISION)
+            if LINK > 0:
+                own1 = tl.dot((slope * du2).to(DOT), u1, input_precision=PRECISION)
+                own1 += tl.dot(weight(z_ptr, over, within), do, input_precision=PRECISION)
+                own2 = tl.dot(dh.to(DOT), key, input_precision=PRECISION)
+                dscale1 += tl.sum(own1 * w1.to(tl.float32), 1)
+                dscale2 += tl.sum(own2 * weight(starts2_ptr + save, at, inside).to(tl.float32), 1)
+                new1 += scale1 * own1
+                new2 += scale2 * own2
+            else:
+                new1 += tl.dot((slope * du2).to(DOT), u1, input_precision=PRECISION)
+                new1 += tl.dot(weight(z_ptr, over, within), do, input_precision=PRECISION)
+                new2 += tl.dot(dh.to(DOT), key, input_precision=PRECISION)
             # other threads may still read what is written over
             tl.debug_barrier()
             tl.store(move1_ptr + slot + at, new1, mask=inside)
             tl.store(move2_ptr + slot + at, new2, mask=inside)
             tl.store(dw1_ptr + base + at, new1, mask=inside)
             tl.store(dw2_ptr + base + at, new2, mask=inside)
+            if MOMENTUM:
+                tl.store(push1_ptr + slot + at, new_speed1, mask=inside)
+                tl.store(push2_ptr + slot + at, new_speed2, mask=inside)
+                tl.store(dspeed1_ptr + base + at, new_speed1, mask=inside)
+                tl.store(dspeed2_ptr + base + at, new_speed2, mask=inside)
+        if LINK > 0:
+            arrived = dscale_ptr + ((chunk0 + n) * H + head) * 5
+            before = arrived - H * 5
+            ds1 = tl.sum(dscale1, 0) + tl.load(arrived) + tl.load(arrived + 2) + tl.load(before + 1, mask=n > 0, other=0.0)
+            ds2 = tl.sum(dscale2, 0) + tl.load(arrived + 3) + tl.load(before + 4, mask=n > 0, other=0.0)
+            tl.debug_barrier()
+            through_link(
+                ds1, ds2, norms_ptr + ((chunk0 + n + row) * H + head) * 2, starts1_ptr + save, starts2_ptr + save, dw1_ptr + base, dw2_ptr + base,
+                move1_ptr + slot, move2_ptr + slot, e, d, D, E, EB, NE, LINK, FLOOR,
+            )
+        if MASS1 > 0:
+            one = ((chunk0 + n) * H + head) * D
+            gain = tl.load(gain_ptr + head * D + d, mask=d < D, other=0.0)
+            shift = tl.load(shift_ptr + head * D + d, mask=d < D, other=0.0)
+            tl.debug_barrier()
+            lead_backward(
+                lead_k_ptr + one, lead_v_ptr + one, lead_eta_ptr + one, lead_log_ptr + one, lead_delta_ptr + one, log_anchor1_ptr + base,
+                log_anchor2_ptr + base, gain, shift, lead_o_ptr + one, before1_ptr + save, before2_ptr + save, starts1_ptr + save, starts2_ptr + save,
+                dw1_ptr + base, dw2_ptr + base, move1_ptr + slot, move2_ptr + slot, dlead_k_ptr + one, dlead_v_ptr + one, dlead_eta_ptr + one,
+                dlead_log_ptr + one, dlead_delta_ptr + one, dlead_gain_ptr + one, dlead_shift_ptr + one, dlog_anchor1_ptr + base, dlog_anchor2_ptr + base,
+                d, D, E, DP, LB, BIAS, SLOPE, DELTA_SLOPE, P, HAS_DELTA, ANCHORED, MASS1, MASS2, FAST,
+            )
         # the next chunk's threads read what this one's have written
         tl.debug_barrier()
 
@@ -268,9 +417,10 @@ def scan_backward(
 def write_backward(
     late_k_ptr, u1_ptr, late_u1_ptr, do_ptr, starts1_ptr, starts2_ptr, anchor1_ptr, anchor2_ptr,
     z_ptr, slope_ptr, curve_ptr, move1_ptr, move2_ptr, dk_ptr, dy1_ptr, dy2_ptr, dend_ptr,
+    slow_k_ptr, slow_u1_ptr, speeds1_ptr, speeds2_ptr, push1_ptr, push2_ptr, dslow1_ptr, dslow2_ptr, dcarried_ptr, dgrown_ptr, norms_ptr,
     first_ptr, length_ptr, chunk_ptr, row_ptr, H: tl.constexpr, D: tl.constexpr, E: tl.constexpr,
     C: tl.constexpr, DP: tl.constexpr, EB: tl.constexpr, NE: tl.constexpr,
-    ANCHORED: tl.constexpr, DOT: tl.constexpr, PRECISION: tl.constexpr,
+    ANCHORED: tl.constexpr, MOMENTUM: tl.constexpr, LINK: tl.constexpr, DOT: tl.constexpr, PRECISION: tl.constexpr,
 ):
     """One program a chunk and head: the products of the adjoints at its end and of its errors.
 
@@ -286,8 +436,15 @@ def write_backward(
     u1, do = (tl.trans(tile(u1_ptr, token, head, d, H, D, there).to(DOT)), tl.trans(tile(do_ptr, token, head, d, H, D, there).to(DOT)))
     dk, dy1, dy2 = tl.zeros([C, DP], tl.float32), tl.zeros([C, DP], tl.float32), tl.zeros([C, DP], tl.float32)
     dend = tl.zeros([DP], tl.float32)
+    if MOMENTUM:
+        slow_k = tl.trans(tile(slow_k_ptr, token, head, d, H, D, there).to(DOT))
+        slow_u1 = tl.trans(tile(slow_u1_ptr, token, head, d, H, D, there).to(DOT))
+        dslow1, dslow2 = tl.zeros([C, DP], tl.float32), tl.zeros([C, DP], tl.float32)
+        dcarried, dgrown = tl.zeros([DP], tl.float32), tl.zeros([DP], tl.float32)
     base, save, wide = (row * H + head) * E * D, (number * H + head) * E * D, (number * H + head) * E * C
     slot = ((number + row + 1) * H + head) * E * D
+    if LINK > 0:
+        scale1, scale2 = scale_at(norms_ptr, (number + row) * H + head, LINK)
     for i in range(NE):
         hidden = (i * EB + e)[:, None]
         at, inside = hidden * D + d[None, :], (hidden < E) & (d[None, :] < D)
@@ -301,25 +458,47 @@ def write_backward(
         dend += tl.sum(away1 * dw1.to(tl.float32) + away2 * dw2.to(tl.float32), 0)
         slope = weight(slope_ptr, over, within).to(tl.float32)
         u2 = slope * tl.dot(w1, u1, input_precision=PRECISION)
+        if LINK > 0:
+            u2 *= scale1
         dy2 -= tl.dot(tl.trans(u2.to(DOT)), dw2, input_precision=PRECISION)
         dy1 -= tl.dot(tl.trans(weight(z_ptr, over, within)), dw1, input_precision=PRECISION)
         du2 = tl.dot(dw2, late_k, input_precision=PRECISION)
-        dz = tl.dot(dw1, late_u1, input_precision=PRECISION) + tl.dot(w1, do, input_precision=PRECISION)
+        dz = tl.dot(w1, do, input_precision=PRECISION)
+        if LINK > 0:
+            dz *= scale1
+        dz += tl.dot(dw1, late_u1, input_precision=PRECISION)
+        if MOMENTUM:
+            speed1, speed2 = weight(speeds1_ptr + save, at, inside).to(tl.float32), weight(speeds2_ptr + save, at, inside).to(tl.float32)
+            dspeed1, dspeed2 = weight(push1_ptr + slot, at, inside), weight(push2_ptr + slot, at, inside)
+            dcarried += tl.sum(speed1 * dw1.to(tl.float32) + speed2 * dw2.to(tl.float32), 0)
+            dgrown += tl.sum(speed1 * dspeed1.to(tl.float32) + speed2 * dspeed2.to(tl.float32), 0)
+            dslow1 -= tl.dot(tl.trans(weight(z_ptr, over, within)), dspeed1, input_precision=PRECISION)
+            dslow2 -= tl.dot(tl.trans(u2.to(DOT)), dspeed2, input_precision=PRECISION)
+            du2 += tl.dot(dspeed2, slow_k, input_precision=PRECISION)
+            dz += tl.dot(dspeed1, slow_u1, input_precision=PRECISION)
         dh = weight(curve_ptr, over, within).to(tl.float32) * du2 + slope * dz
         dk += tl.dot(tl.trans(dh.to(DOT)), w2, input_precision=PRECISION)
+    if LINK > 0:
+        dk *= scale2
     tl.store(dk_ptr + out, tile(dk_ptr, token, head, d, H, D, there) + dk, mask=there_d)
     tl.store(dy1_ptr + out, dy1, mask=there_d)
     tl.store(dy2_ptr + out, dy2, mask=there_d)
     tl.store(dend_ptr + (number * H + head) * D + d, dend, mask=d < D)
+    if MOMENTUM:
+        tl.store(dslow1_ptr + out, dslow1, mask=there_d)
+        tl.store(dslow2_ptr + out, dslow2, mask=there_d)
+        tl.store(dcarried_ptr + number * H + head, tl.sum(dcarried, 0))
+        tl.store(dgrown_ptr + number * H + head, tl.sum(dgrown, 0))
 
 
 @triton.jit
 def finish_backward(
     q_ptr, k_ptr, eta_ptr, log_alpha_ptr, dy_ptr, dscores2_ptr, dread_ptr, dq_anchor_ptr, dq_ptr, dwrite_ptr, dlog_ptr,
+    kappa_ptr, sigma_ptr, dq_speed_ptr, dkappa_ptr, dsigma_ptr,
     first_ptr, length_ptr, chunk_ptr, row_ptr, H: tl.constexpr, D: tl.constexpr,
     eta_token, eta_head, eta_d, alpha_token, alpha_head, alpha_d,
     C: tl.constexpr, DP: tl.constexpr, BLOCK: tl.constexpr,
-    HAS_ALPHA: tl.constexpr, ANCHORED: tl.constexpr, DOT: tl.constexpr, PRECISION: tl.constexpr,
+    HAS_ALPHA: tl.constexpr, ANCHORED: tl.constexpr, MOMENTUM: tl.constexpr, DOT: tl.constexpr, PRECISION: tl.constexpr,
 ):
     """The inner layer's scores backwards: dq whole, and what arrives at the writes eta_i k_i; ``dread`` is what arrives at b_t q_t."""
     number, head = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
@@ -327,25 +506,39 @@ def finish_backward(
     _, token, there = place(number, row_ptr, first_ptr, length_ptr, chunk_ptr, t, C)
     there_d = there[:, None] & (d[None, :] < D)
     out = token[:, None] * H * D + head * D + d[None, :]
-    ds2 = tl.load(dscores2_ptr + (number * H + head) * C * C + t[:, None] * C + t[None, :]).to(tl.float32)
+    square = (number * H + head) * C * C + t[:, None] * C + t[None, :]
+    ds2 = tl.load(dscores2_ptr + square).to(tl.float32)
     q, dq = tile(q_ptr, token, head, d, H, D, there), tile(dread_ptr, token, head, d, H, D, there)
     write = rows(eta_ptr, token, head, d, eta_token, eta_head, eta_d, there, D) * tile(k_ptr, token, head, d, H, D, there)
     if HAS_ALPHA:
         log_alpha = decays(log_alpha_ptr, token, head, d, alpha_token, alpha_head, alpha_d, there, D)
         total = tl.cumsum(log_alpha, 0)
-        size = spacing(log_alpha, total, C, BLOCK)
-        dq = tl.exp(total) * dq + decayed_values(ds2, write, total, size, t, DOT, PRECISION, C)
-        dwrite = transposed_values(ds2, q, total, size, t, DOT, PRECISION, C)
-        dlog = tile(dlog_ptr, token, head, d, H, D, there) + q * dq - write * dwrite
+        dq = tl.exp(total) * dq
+        dlog = tile(dlog_ptr, token, head, d, H, D, there)
+        if not MOMENTUM:
+            size = spacing(log_alpha, total, C, BLOCK)
+            dq += decayed_values(ds2, write, total, size, t, DOT, PRECISION, C)
+            dwrite = transposed_values(ds2, q, total, size, t, DOT, PRECISION, C)
+            dlog -= write * dwrite
+        dlog += q * dq
         if ANCHORED:
             dq_anchor = tile(dq_anchor_ptr, token, head, d, H, D, there)
             pulled = tl.exp(total) * dq_anchor
             dlog -= q * pulled
             dq += dq_anchor - pulled
         tl.store(dlog_ptr + out, dlog, mask=there_d)
-    else:
+    elif not MOMENTUM:
         dq += tl.dot(ds2.to(DOT), write.to(DOT), input_precision=PRECISION)
         dwrite = tl.dot(tl.trans(ds2.to(DOT)), q.to(DOT), input_precision=PRECISION)
+    if MOMENTUM:
+        each = (number * H + head) * C + t
+        dkappa = tl.load(dkappa_ptr + square) + ds2 * tl.dot(q.to(DOT), tl.trans(write.to(DOT)), input_precision=PRECISION)
+        tl.store(dkappa_ptr + square, dkappa)
+        ds2 = (ds2 * tl.load(kappa_ptr + square)).to(DOT)
+        dq_speed = tile(dq_speed_ptr, token, head, d, H, D, there)
+        dq += tl.dot(ds2, write.to(DOT), input_precision=PRECISION) + tl.load(sigma_ptr + each)[:, None] * dq_speed
+        dwrite = tl.dot(tl.trans(ds2), q.to(DOT), input_precision=PRECISION)
+        tl.store(dsigma_ptr + each, tl.load(dsigma_ptr + each) + tl.sum(q * dq_speed, 1))
     tl.store(dq_ptr + out, dq + tile(dy_ptr, token, head, d, H, D, there), mask=there_d)
     tl.store(dwrite_ptr + out, dwrite, mask=there_d)
 
@@ -355,10 +548,11 @@ def gate_backward(
     k_ptr, v_ptr, eta_ptr, log_alpha_ptr, delta_ptr, u1_ptr, o_ptr, gain_ptr, shift_ptr,
     dwrite_ptr, dx_ptr, du1_ptr, dy1_ptr, dy2_ptr, dend_ptr, dwhole_ptr,
     dk_ptr, dv_ptr, deta_ptr, dlog_ptr, ddelta_ptr, dgain_ptr, dshift_ptr,
+    kappa_ptr, grown_ptr, dslow1_ptr, dslow2_ptr, dcarried_ptr, dkappa_ptr, dsigma_ptr, dgrown_ptr,
     first_ptr, length_ptr, chunk_ptr, row_ptr, H: tl.constexpr, D: tl.constexpr,
     eta_token, eta_head, eta_d, alpha_token, alpha_head, alpha_d, delta_token, delta_head, delta_d,
     C: tl.constexpr, DP: tl.constexpr, BIAS: tl.constexpr, SLOPE: tl.constexpr, DELTA_SLOPE: tl.constexpr, P: tl.constexpr,
-    HAS_ALPHA: tl.constexpr, HAS_DELTA: tl.constexpr,
+    HAS_ALPHA: tl.constexpr, HAS_DELTA: tl.constexpr, MOMENTUM: tl.constexpr,
 ):
     """Channel by channel: from the writes to dk, d eta and d log alpha, from du1 to the bias's arguments and the norm.
 
@@ -377,20 +571,36 @@ def gate_backward(
     dlate = u1 * tile(dy1_ptr, token, head, d, H, D, there) + k * dy2
     deta = k * dwrite + u1 * dx
     late = eta
+    if MOMENTUM:
+        last, each = (number * H + head) * C * C + (C - 1) * C + t, (number * H + head) * C + t
+        dslow2 = tile(dslow2_ptr, token, head, d, H, D, there)
+        dslow = u1 * tile(dslow1_ptr, token, head, d, H, D, there) + k * dslow2
+        left, grown = tl.load(kappa_ptr + last)[:, None], tl.load(grown_ptr + each)[:, None]
+        late = eta * left
+        deta += left * dlate + grown * dslow
+        tl.store(dkappa_ptr + last, tl.load(dkappa_ptr + last) + tl.sum(eta * dlate, 1))
+        tl.store(dgrown_ptr + each, tl.sum(eta * dslow, 1))
+        end_carry = tl.where(t == C - 1, tl.load(dcarried_ptr + number * H + head), 0.0)
+        tl.store(dsigma_ptr + each, tl.load(dsigma_ptr + each) + end_carry)
     if HAS_ALPHA:
         log_alpha = decays(log_alpha_ptr, token, head, d, alpha_token, alpha_head, alpha_d, there, D)
         end = tl.sum(log_alpha, 0)
-        left = tl.exp(end[None, :] - tl.cumsum(log_alpha, 0))
-        late = eta * left
-        deta += left * dlate
-        dlog = tile(dlog_ptr, token, head, d, H, D, there) - eta * u1 * dx - late * dlate
-        dend = tl.exp(end) * tl.load(dend_ptr + (number * H + head) * D + d, mask=d < D, other=0.0) + tl.sum(late * dlate, 0)
+        dlog = tile(dlog_ptr, token, head, d, H, D, there)
+        dend = tl.exp(end) * tl.load(dend_ptr + (number * H + head) * D + d, mask=d < D, other=0.0)
+        if not MOMENTUM:
+            left = tl.exp(end[None, :] - tl.cumsum(log_alpha, 0))
+            late = eta * left
+            deta += left * dlate
+            dlog -= eta * u1 * dx + late * dlate
+            dend += tl.sum(late * dlate, 0)
         # the sum over a chunk's later tokens turns dL into d log alpha; the chunk's end is every token's
         tl.store(dlog_ptr + out, tl.sum(dlog, 0)[None, :] - tl.cumsum(dlog, 0) + dlog + dend[None, :], mask=there_d)
-    else:
+    elif not MOMENTUM:
         deta += dlate
     tl.store(deta_ptr + out, deta, mask=there_d)
     dk = tile(dwhole_ptr, token, head, d, H, D, there) + eta * dwrite + late * dy2
+    if MOMENTUM:
+        dk += eta * grown * dslow2
     gain = tl.load(gain_ptr + head * D + d, mask=d < D, other=0.0)[None, :]
     shift = tl.load(shift_ptr + head * D + d, mask=d < D, other=0.0)[None, :]
     unit, inverse = standardise(tile(o_ptr, token, head, d, H, D, there), d, D)

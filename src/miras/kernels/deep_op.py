@@ -6,20 +6,24 @@ R sequences, B batch, T time, H heads, D channels, E hidden channels, C tokens o
 from __future__ import annotations
 
 import os
+from itertools import islice
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from ..algorithm import GradientDescent
+from ..algorithm import Momentum as MomentumDescent
 from ..memory import MLP
-from ..retention import L2, Keep
+from ..retention import KL, L2, Keep, Lq, Retention
 from ..retention.base import decay
+from ..retention.lq import lq_norm
 from ..spec import Spec
 from ..types import Gates, Norm, Progress, State
 from . import deep
 from .biases import Fused, fused
-from .deep import Result, Rows, Saved, Tokens, Weights
+from .deep import Lead, Link, Momentum, Result, Rows, Saved, Tokens, Weights
+from .momentum import factors
 
 # what benchmarks/kernel_numerics.py compares with float64 on a GPU, plain and anchored: chunk sizes and channels a head
 PROVEN = {
@@ -28,19 +32,30 @@ PROVEN = {
     # in float32 longer chunks and wider heads do not fit shared memory
     torch.float32: ((16,), (48, 64)),
 }
+# what no GPU has compared yet
+UNPROVEN: tuple[type, ...] = (MomentumDescent, Lq, KL)
 # what Triton's interpreter runs
 SIZES, NARROWEST, WIDEST = (16, 32, 64), 16, 128
 
 
-def why_not(spec: Spec, device: torch.device, dtype: torch.dtype, channels: int, size: int) -> str | None:
-    """Why the kernels cannot run a call, or None where they can."""
+def why_not(
+    spec: Spec, device: torch.device, dtype: torch.dtype, channels: int, size: int, gates: Gates | None = None
+) -> str | None:
+    """Why the kernels cannot run a call, or None where they can; without ``gates`` those are taken to fit."""
     memory, kept, algorithm = spec.memory, spec.retention, spec.algorithm
     if not (isinstance(memory, MLP) and memory.depth == 2):
         return f"the kernels fuse the 2-layer MLP memory, not {memory.label}"
-    if not isinstance(algorithm, GradientDescent) or algorithm.eta is not None:
-        return f"the kernels fuse gradient descent with a gate eta, not {algorithm.label}"
-    if not (isinstance(kept, Keep) or (isinstance(kept, L2) and kept.at == "previous" and kept.schedule is None)):
-        return f"the kernels fuse Keep and L2(at='previous'), not {kept.label}"
+    if not isinstance(algorithm, GradientDescent | MomentumDescent) or algorithm.fixed_eta is not None:
+        return f"the kernels fuse gradient descent and momentum with a gate eta, not {algorithm.label}"
+    if not _retains(kept):
+        return (
+            f"the kernels fuse Keep, L2(at='previous'), Lq(link='paper') and KL(chunk='lag', slice='column'), not {kept.label}"
+        )
+    if isinstance(algorithm, MomentumDescent) and not isinstance(kept, Keep | L2):
+        return f"the kernels fuse momentum with Keep and L2, not with {kept.label}"
+    wide = [] if gates is None or gates.mu is None else [n for n in ("mu", "log_alpha") if _channelwise(getattr(gates, n))]
+    if wide:
+        return f"the kernels fuse momentum with mu and log_alpha of one number a head, not channel-wise {' and '.join(wide)}"
     bias = fused(spec.bias)
     if isinstance(bias, str):
         return bias
@@ -49,13 +64,27 @@ def why_not(spec: Spec, device: torch.device, dtype: torch.dtype, channels: int,
         return None if known else f"the kernels take chunks of {_listed(SIZES)} tokens, not {size}"
     if device.type != "cuda":
         return f"the kernels need an NVIDIA GPU (or TRITON_INTERPRET=1), not {device.type}"
+    unproven = [part.label for part in (kept, algorithm) if isinstance(part, UNPROVEN)]
+    if unproven:
+        return f"the kernels are not proven on a GPU for {' and '.join(unproven)}, only in Triton's interpreter"
     sizes, widths = PROVEN.get(dtype, ((), ()))
     if size not in sizes or channels not in widths:
-        proven = (
-            f"chunks of {_listed(sizes)} tokens and {_listed(widths)} channels a head" if sizes else "16-bit or float32 tokens"
-        )
+        shapes = f"chunks of {_listed(sizes)} tokens and {_listed(widths)} channels a head"
+        proven = shapes if sizes else "16-bit or float32 tokens"
         return f"in {dtype} the kernels are proven for {proven}, not for {size} and {channels}"
     return None
+
+
+def _retains(kept: Retention) -> bool:
+    if isinstance(kept, L2):
+        return kept.at == "previous" and kept.side == "value" and kept.schedule is None
+    if isinstance(kept, KL):
+        return kept.chunk == "lag" and kept.slice == "column"
+    return isinstance(kept, Keep) or (isinstance(kept, Lq) and kept.link == "paper")
+
+
+def _channelwise(gate: Tensor | None) -> bool:
+    return gate is not None and gate.shape[-1] > 1
 
 
 def _listed(numbers: tuple[int, ...]) -> str:
@@ -65,6 +94,14 @@ def _listed(numbers: tuple[int, ...]) -> str:
 def interpreted() -> bool:
     """Whether Triton's interpreter stands in for a GPU."""
     return os.environ.get("TRITON_INTERPRET", "0") == "1"
+
+
+def _lead(given: list[Tensor]) -> Lead | None:
+    return Lead(*given) if given else None
+
+
+def _momentum(given: list[Tensor]) -> Momentum | None:
+    return Momentum(*given) if given else None
 
 
 @torch.library.custom_op("miras::deep_forward", mutates_args=())
@@ -81,6 +118,8 @@ def deep_forward(
     anchor2: Tensor | None,
     gain: Tensor,
     shift: Tensor,
+    momentum: list[Tensor],
+    lead: list[Tensor],
     first: Tensor,
     length: Tensor,
     chunk: Tensor,
@@ -88,18 +127,24 @@ def deep_forward(
     size: int,
     bias: str,
     p: float,
+    power: float,
+    floor: float,
+    mass1: float,
+    mass2: float,
 ) -> list[Tensor]:
-    """y, the outgoing weights, the last open chunk's starting weights, and what the backward pass needs."""
+    """y, the outgoing weights, the last open chunk's starting weights, the outgoing momentum, and what the backward pass needs."""
     tokens = Tokens(q, k, v, eta, log_alpha, delta)
     weights = Weights(w1, w2, anchor1, anchor2, gain, shift)
-    result, saved = deep.forward(tokens, weights, Rows(first, length, chunk, row), size, Fused(bias, p))
+    rows, link = Rows(first, length, chunk, row), Link(power, floor, mass1, mass2)
+    result, saved = deep.forward(tokens, weights, _momentum(momentum), _lead(lead), rows, size, Fused(bias, p), link)
     return [*result, *saved]
 
 
 @deep_forward.register_fake
-def _(q, k, v, eta, log_alpha, delta, w1, w2, anchor1, anchor2, gain, shift, first, length, chunk, row, size, bias, p):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
-    states = (torch.empty_like(w) for w in (w1, w2, w1, w2))
-    return [torch.empty_like(q), *states, *deep.empty_saved(q, row.shape[0], w2.shape[2], size, anchor1 is not None)]
+def _(q, k, v, eta, log_alpha, delta, *rest):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN002, ANN202
+    weights, momentum, row, size = Weights(*rest[:6]), rest[6], rest[11], rest[12]
+    saved = deep.empty_saved(q, weights, row.shape[0], size, bool(momentum), Link(*rest[15:]))
+    return [*deep.empty_result(q, weights, bool(momentum)), *saved]
 
 
 @torch.library.custom_op("miras::deep_backward", mutates_args=())
@@ -116,6 +161,8 @@ def deep_backward(
     anchor2: Tensor | None,
     gain: Tensor,
     shift: Tensor,
+    momentum: list[Tensor],
+    lead: list[Tensor],
     first: Tensor,
     length: Tensor,
     chunk: Tensor,
@@ -125,36 +172,57 @@ def deep_backward(
     size: int,
     bias: str,
     p: float,
+    power: float,
+    floor: float,
+    mass1: float,
+    mass2: float,
 ) -> list[Tensor]:
-    """The gradients of all that can have one, in the order of ``deep_forward``; empty where an argument was None."""
+    """The gradients of all that can have one, in the order of ``deep_forward``; empty where an argument was None.
+
+    ``saved`` is what the forward pass left, the outgoing weights first.
+    """
     tokens = Tokens(q, k, v, eta, log_alpha, delta)
     weights = Weights(w1, w2, anchor1, anchor2, gain, shift)
     rows = Rows(first, length, chunk, row)
-    dtokens, dweights = deep.backward(tokens, weights, rows, size, Fused(bias, p), Saved(*saved), Result(*outer))
+    link, results = Link(power, floor, mass1, mass2), (Saved(*saved[2:]), Result(*outer))
+    dtokens, dweights, dmomentum, dlead = deep.backward(
+        tokens, weights, _momentum(momentum), _lead(lead), rows, size, Fused(bias, p), link, (saved[0], saved[1]), *results
+    )
     pairs = zip((*dtokens, *dweights), (*tokens, *weights), strict=True)
-    return [q.new_empty(0) if d is None or x is None else d.to(x.dtype) for d, x in pairs]
+    return [
+        *(q.new_empty(0) if d is None or x is None else d.to(x.dtype) for d, x in pairs),
+        *(dmomentum or ()),
+        *(dlead or ()),
+    ]
 
 
 @deep_backward.register_fake
-def _(q, k, v, eta, log_alpha, delta, w1, w2, anchor1, anchor2, gain, shift, *rest):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN002, ANN202
-    given = (q, k, v, eta, log_alpha, delta, w1, w2, anchor1, anchor2, gain, shift)
-    return [q.new_empty(0) if x is None else torch.empty_like(x) for x in given]
+def _(*given):  # type: ignore[no-untyped-def]  # noqa: ANN002, ANN202
+    return [given[0].new_empty(0) if x is None else torch.empty_like(x) for x in (*given[:12], *given[12], *given[13])]
 
 
 def _remember(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
-    *tensors, ctx.size, ctx.bias, ctx.p = inputs
-    ctx.save_for_backward(*tensors, *output[5:])
+    own, momentum, lead, rows, ctx.settings = inputs[:12], inputs[12], inputs[13], inputs[14:18], inputs[18:]
+    ctx.counts, ctx.results = (12, len(momentum), len(lead), 4), [x.shape for x in output[:7]]
+    ctx.save_for_backward(*own, *momentum, *lead, *rows, *output[1:3], *output[7:])
     # what is kept for the backward pass takes no gradient: zeros for it would be a gigabyte
     ctx.set_materialize_grads(False)
 
 
-def _backward(ctx: Any, grads_out: list[Tensor | None]) -> tuple[Tensor | None, ...]:
-    tensors, saved = ctx.saved_tensors[:16], ctx.saved_tensors[16:]
-    results = (tensors[0], tensors[6], tensors[7], tensors[6], tensors[7])
-    outer = [torch.zeros_like(x) if g is None else g.contiguous() for g, x in zip(grads_out[:5], results, strict=True)]
-    grads = deep_backward(*tensors, list(saved), outer, ctx.size, ctx.bias, ctx.p)
-    own = [None if x is None else grad for x, grad in zip(tensors[:12], grads, strict=True)]
-    return (*own, *[None] * 7)
+def _backward(ctx: Any, grads_out: list[Tensor | None]) -> tuple[Tensor | list[Tensor] | None, ...]:
+    it = iter(ctx.saved_tensors)
+    own, momentum, lead, rows = (list(islice(it, count)) for count in ctx.counts)
+    saved, split = list(it), 12 + len(momentum)
+    kinds = (own[0], *[own[6]] * 6)
+    pairs = zip(grads_out[:7], kinds, ctx.results, strict=True)
+    outer = [x.new_zeros(shape) if g is None else g.contiguous() for g, x, shape in pairs]
+    grads = deep_backward(*own, momentum, lead, *rows, saved, outer, *ctx.settings)
+    return (
+        *(None if x is None else grad for x, grad in zip(own, grads[:12], strict=True)),
+        grads[12:split],
+        grads[split:],
+        *[None] * 11,
+    )
 
 
 deep_forward.register_autograd(_backward, setup_context=_remember)
@@ -178,33 +246,79 @@ def run(
     bias = fused(spec.bias)
     assert isinstance(bias, Fused) and gates.eta is not None and isinstance(state.weights, tuple)
     rows = Rows.of(lengths, size, q.device)
-    w1, w2 = state.weights
-    anchors = (state.anchor[0].mT.contiguous(), state.anchor[1].contiguous()) if state.anchor else (None, None)
+    w1, w2 = state.accumulated if isinstance(spec.retention, Lq) else state.weights
     ones = torch.ones(*q.shape[2:], dtype=torch.float32, device=q.device)
     gain, shift = (ones, torch.zeros_like(ones)) if norm is None else norm
     given = (q, k, v, gates.eta, gates.log_alpha, gates.delta)
-    flat = [None if x is None else x.flatten(0, 1).contiguous() for x in given]
+    tokens = [None if x is None else x.flatten(0, 1).contiguous() for x in given]
+    anchor, lead = state.anchor, list[Tensor]()
+    if isinstance(spec.retention, KL):
+        tokens, lead = _led(tokens, anchor, rows, size)
+        anchor = tuple(a.exp() for a in anchor)
+    anchors = (anchor[0].mT.contiguous(), anchor[1].contiguous()) if anchor else (None, None)
     states = (w1.mT.contiguous(), w2.contiguous(), *anchors, gain.contiguous(), shift.contiguous())
-    y, new1, new2, tail1, tail2, *_ = deep_forward(*flat, *states, *rows, size, bias.name, bias.p)
-    end = (new1.mT, new2)
+    momentum: list[Tensor] = []
+    if gates.mu is not None:
+        speed1, speed2 = state.momentum
+        made = factors(rows, size, tokens[4], gates.mu.flatten(0, 1))
+        momentum = [speed1.mT.contiguous(), speed2.contiguous(), *made]
+    link = _link(spec, q.shape[3], w2.shape[2])
+    y, new1, new2, tail1, tail2, *rest = deep_forward(*tokens, *states, momentum, lead, *rows, size, bias.name, bias.p, *link)
+    end, speed = (new1.mT, new2), (rest[0].mT, rest[1]) if momentum else ()
+    reached = State(end, end, anchor, speed)
     if any(length % size for length in lengths):
-        reached = State(end, *_open(rows, end, (tail1.mT, tail2), flat[4], state, size, lengths))
-    else:
-        reached = State(end, end, state.anchor, ())
-    return y.reshape(q.shape), reached
+        reached = _open(rows, reached, (tail1.mT, tail2), tokens[4], size, lengths)
+    return y.reshape(q.shape), _held(spec, reached, state.anchor)
+
+
+def _led(
+    tokens: list[Tensor | None], anchor: tuple[Tensor, ...], rows: Rows, size: int
+) -> tuple[list[Tensor | None], list[Tensor]]:
+    """Every chunk's first token by itself, and the tokens with that one's step and decay taken out."""
+    q, k, v, eta, log_alpha, delta = tokens
+    assert k is not None and v is not None and eta is not None and log_alpha is not None
+    number = torch.arange(len(rows.row), device=k.device)
+    first = rows.first[rows.row] + (number - rows.chunk[rows.row]) * size
+
+    def own(x: Tensor | None) -> Tensor:
+        return k.new_empty(0) if x is None else x[first].float().expand(-1, -1, k.shape[2]).contiguous()
+
+    none = k.new_empty(0)
+    anchors = (anchor[0].mT.contiguous(), anchor[1].contiguous()) if anchor else (none, none)
+    rest: list[Tensor | None] = [q, k, v, eta.index_fill(0, first, 0.0), log_alpha.index_fill(0, first, 0.0), delta]
+    return rest, [*map(own, (k, v, eta, log_alpha, delta)), *anchors]
+
+
+def _link(spec: Spec, channels: int, hidden: int) -> Link:
+    kept = spec.retention
+    if isinstance(kept, KL):
+        return Link(mass1=float(channels) if kept.c is None else kept.c, mass2=float(hidden) if kept.c is None else kept.c)
+    return Link(kept.q, kept.floor) if isinstance(kept, Lq) else Link()
+
+
+def _held(spec: Spec, reached: State, anchor: tuple[Tensor, ...]) -> State:
+    """A state of what the kernels accumulate, as the retention holds it: read through its link, or as a logarithm."""
+    kept, weights, chunk = spec.retention, reached.weights, reached.chunk
+    assert isinstance(weights, tuple)
+    if isinstance(kept, Lq):
+        # a link holds the norm that a chunk started with
+        scales = [lq_norm(a, kept.q, kept.floor) ** (2 - kept.q) for a in reached.accumulated]
+        weights = tuple(w * scale for w, scale in zip(weights, scales, strict=True))
+        if chunk is not None:
+            chunk = chunk._replace(start=tuple(w * scale for w, scale in zip(chunk.start, scales, strict=True)))
+        return reached._replace(weights=weights, chunk=chunk)
+    if isinstance(kept, KL):
+        accumulated = tuple(kept.hold(w).accumulated for w in reached.accumulated)
+        return reached._replace(accumulated=accumulated, anchor=anchor)
+    return reached
 
 
 def _open(
-    rows: Rows,
-    end: tuple[Tensor, Tensor],
-    tails: tuple[Tensor, Tensor],
-    log_alpha: Tensor | None,
-    state: State,
-    size: int,
-    lengths: list[int],
-) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...], tuple[Tensor, ...], Progress]:
-    """What a state in mid-chunk holds besides its weights: those at the chunk's start, and what has accumulated since."""
-    begun = rows.length % size
+    rows: Rows, reached: State, tails: tuple[Tensor, Tensor], log_alpha: Tensor | None, size: int, lengths: list[int]
+) -> State:
+    """A state in mid-chunk: beside what was reached, the weights at the chunk's start and what has accumulated since."""
+    begun, end = rows.length % size, reached.weights
+    assert isinstance(end, tuple)
     start = tuple(torch.where((begun > 0)[:, None, None, None], tail, new) for tail, new in zip(tails, end, strict=True))
     zero = torch.zeros_like(start[0][..., :1, :1])
     decays, kept = (zero, zero), start
@@ -214,9 +328,7 @@ def _open(
         late = token >= (rows.first + rows.length - begun)[row]
         total = log_alpha.new_zeros(len(lengths), *log_alpha.shape[1:]).index_add(0, row, log_alpha * late[:, None, None])
         decays = (total[..., :, None], total[..., None, :])
-        kept = tuple(
-            decay(weight, log, anchor) for weight, log, anchor in zip(start, decays, state.anchor or (None, None), strict=True)
-        )
+        kept = tuple(decay(w, log, a) for w, log, a in zip(start, decays, reached.anchor or (None, None), strict=True))
     moved = tuple(a - b for a, b in zip(kept, end, strict=True))
     position = torch.tensor([length % size for length in lengths])
-    return start, state.anchor, (), Progress(start, moved, decays, (zero, zero), position)
+    return reached._replace(accumulated=start, chunk=Progress(start, moved, decays, (zero, zero), position))

@@ -69,7 +69,8 @@ def tanh(x, FAST: tl.constexpr):
     if FAST:
         return tl.inline_asm_elementwise("tanh.approx.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1)
     else:
-        return 2 * tl.sigmoid(2 * x) - 1
+        # the exponential of a large number would overflow on its way to 0
+        return 2 * tl.sigmoid(tl.maximum(2 * x, -80.0)) - 1
 
 
 @triton.jit
