@@ -31,6 +31,8 @@ from .forward_kernels import finish, prepare, readout, scan
 FULL = {"num_warps": 8, "maxnreg": 128}
 # Gluon is experimental: its kernels run where they were compared
 RESIDENT = triton.__version__.startswith("3.6.") and torch.cuda.is_available() and torch.cuda.get_device_capability() == (9, 0)
+# the anchored parallel kernels in Gluon compile, but no GPU has compared them yet
+RESIDENT_ANCHORED = False
 INTERPRETED = os.environ.get("TRITON_INTERPRET", "0") == "1"
 DOTS = {torch.bfloat16: tl.bfloat16, torch.float16: tl.float16, torch.float32: tl.float32}
 
@@ -215,7 +217,7 @@ def forward(
             *(lead or NO_LEAD), saved.lead_o, saved.before1, saved.before2, *where, *_strides(delta), **device, **say.scan,
         )  # fmt: skip
     read = (saved.scores2, saved.scores1, saved.o_q)
-    if say.resident:
+    if say.reads_resident:
         from .resident_reads import readout_resident
 
         readout_resident[grid](
@@ -307,7 +309,7 @@ def backward(
     )  # fmt: skip
     states = (saved.starts1, saved.starts2)
     hiddens = (z, slope, curve, move1, move2)
-    if say.resident:
+    if say.reads_resident:
         from .resident_reads import read_backward_resident
 
         # with an anchor only one program fits a multiprocessor, which may then have all registers
@@ -360,7 +362,7 @@ def backward(
     # the linearised errors are not needed any more
     dy1, dy2 = unit, pull
     vectors, found = (saved.late_k, saved.u1, saved.late_u1, do), (dwhole, dy1, dy2, dend)
-    if say.resident:
+    if say.reads_resident:
         from .resident_reads import write_backward_resident
 
         write_backward_resident[grid](
@@ -450,6 +452,7 @@ class Options(NamedTuple):
 
     anchored: bool
     resident: bool
+    reads_resident: bool
     wide: int
     pairs: dict[str, Any]
     scan: dict[str, Any]
@@ -485,17 +488,12 @@ def options(q: Tensor, size: int, hidden: int, decays: bool, anchored: bool, mov
     mapped = {"FLOOR": link.floor, "MASS1": link.mass1, "MASS2": link.mass2, "LB": 32}
     fast = {"FAST": not exact and not INTERPRETED}
     alpha = {"HAS_ALPHA": decays}
+    fits = size == 64 and channels % 16 == 0 and channels <= 64 and hidden <= 256
+    resident = RESIDENT and q.is_cuda and not exact and fits and not moves and link == Link()
     return Options(
         anchored=anchored,
-        resident=RESIDENT
-        and q.is_cuda
-        and not exact
-        and size == 64
-        and channels % 16 == 0
-        and channels <= 64
-        and hidden <= 256
-        and not moves
-        and link == Link(),
+        resident=resident,
+        reads_resident=resident and (RESIDENT_ANCHORED or not anchored),
         wide=wide,
         pairs=shape | paired | alpha | momentum | {"BLOCK": min(16, size), "num_warps": warps},
         scan=blocks(128, 8) | fast | mapped,
