@@ -58,6 +58,7 @@ def explain_deep(spec: Spec, device: torch.device, gradients: bool) -> tuple[Bac
     refused = kernels_refuse(spec, device, torch.bfloat16, 64, spec.chunk_size)
     backend: Backend = "torch" if refused else "triton"
     where = "fused kernels for 48, 64, 96 or 128 channels a head, plain PyTorch otherwise"
+    where += " (and for a channel-wise mu or log_alpha)" if "mu" in {gate.name for gate in spec.gates} else ""
     where = f"plain PyTorch on {device.type}, since {refused}" if refused else where
     if gradients or find_spec("triton") is None:
         return backend, where

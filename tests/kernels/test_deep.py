@@ -6,10 +6,11 @@ import pytest
 import torch
 import triton
 import triton.language as tl
+from torch.utils import _pytree as pytree
 
 from inputs import cut_gates, draw, leaves, relative
 from miras import Gates, Spec, algorithm, bias, explain, memorize, memory, presets, retention
-from miras.kernels import biases
+from miras.kernels import biases, deep_op
 from miras.types import Rule, State
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -311,15 +312,13 @@ def test_deterministic(name):
     assert all(torch.equal(x, results[1][name]) for name, x in results[0].items())
 
 
-def test_the_operators_pass_torchs_own_checks():
-    """Schema, fake kernels and autograd registration, as torch.compile will see them."""
-    from miras.kernels.deep import Rows
-    from miras.kernels.deep_op import deep_forward
-
-    q, k, v, gates, keywords = on_device(draw(presets.yaad(), B=1, T=16, H=1, K=16), torch.float32)
-    flat = [x.detach().flatten(0, 1).requires_grad_() for x in (q, k, v, gates.eta, gates.log_alpha, gates.delta)]
-    w1, w2 = (w.detach()[None] for w in keywords["weights"])
-    states = [w1.mT.contiguous(), w2.contiguous(), None, None, *(x.detach() for x in keywords["norm"])]
-    rows = Rows.of([16], 16, q.device)
-    tests = ("test_schema", "test_faketensor")
-    torch.library.opcheck(deep_forward, (*flat, *states, [], [], *rows, 16, "Huber", 2.0, 0.0, 0.0, 0.0, 0.0), test_utils=tests)
+@pytest.mark.parametrize("name", ["yaad", *CARRIED])
+def test_the_operators_pass_torchs_own_checks(name, monkeypatch):
+    """Schema and fake kernels, as torch.compile will see them."""
+    spec, given = SPECS[name], []
+    operator = deep_op.deep_forward
+    monkeypatch.setattr(deep_op, "deep_forward", lambda *values: given.append(values) or operator(*values))
+    arguments = on_device(tame(spec, B=1, T=5, H=1, K=16), torch.float32)
+    memorize(spec, *arguments[:4], chunk_size=16, backend="triton", **arguments[4])
+    values = pytree.tree_map_only(torch.Tensor, torch.Tensor.detach, given[0])
+    torch.library.opcheck(operator, values, test_utils=("test_schema", "test_faketensor"))

@@ -16,14 +16,13 @@ from ..algorithm import GradientDescent
 from ..algorithm import Momentum as MomentumDescent
 from ..memory import MLP
 from ..retention import KL, L2, Keep, Lq, Retention
-from ..retention.base import decay
-from ..retention.lq import lq_norm
 from ..spec import Spec
-from ..types import Gates, Norm, Progress, State
+from ..types import Gates, Norm, State
 from . import deep
 from .biases import Fused, fused
 from .deep import Lead, Link, Momentum, Result, Rows, Saved, Tokens, Weights
 from .momentum import factors
+from .states import held, led, link_of, opened
 
 # what benchmarks/kernel_numerics.py compares with float64 on a GPU, plain and anchored: chunk sizes and channels a head
 PROVEN = {
@@ -253,7 +252,7 @@ def run(
     tokens = [None if x is None else x.flatten(0, 1).contiguous() for x in given]
     anchor, lead = state.anchor, list[Tensor]()
     if isinstance(spec.retention, KL):
-        tokens, lead = _led(tokens, anchor, rows, size)
+        tokens, lead = led(tokens, anchor, rows, size)
         anchor = tuple(a.exp() for a in anchor)
     anchors = (anchor[0].mT.contiguous(), anchor[1].contiguous()) if anchor else (None, None)
     states = (w1.mT.contiguous(), w2.contiguous(), *anchors, gain.contiguous(), shift.contiguous())
@@ -262,73 +261,10 @@ def run(
         speed1, speed2 = state.momentum
         made = factors(rows, size, tokens[4], gates.mu.flatten(0, 1))
         momentum = [speed1.mT.contiguous(), speed2.contiguous(), *made]
-    link = _link(spec, q.shape[3], w2.shape[2])
+    link = link_of(spec, q.shape[3], w2.shape[2])
     y, new1, new2, tail1, tail2, *rest = deep_forward(*tokens, *states, momentum, lead, *rows, size, bias.name, bias.p, *link)
     end, speed = (new1.mT, new2), (rest[0].mT, rest[1]) if momentum else ()
     reached = State(end, end, anchor, speed)
     if any(length % size for length in lengths):
-        reached = _open(rows, reached, (tail1.mT, tail2), tokens[4], size, lengths)
-    return y.reshape(q.shape), _held(spec, reached, state.anchor)
-
-
-def _led(
-    tokens: list[Tensor | None], anchor: tuple[Tensor, ...], rows: Rows, size: int
-) -> tuple[list[Tensor | None], list[Tensor]]:
-    """Every chunk's first token by itself, and the tokens with that one's step and decay taken out."""
-    q, k, v, eta, log_alpha, delta = tokens
-    assert k is not None and v is not None and eta is not None and log_alpha is not None
-    number = torch.arange(len(rows.row), device=k.device)
-    first = rows.first[rows.row] + (number - rows.chunk[rows.row]) * size
-
-    def own(x: Tensor | None) -> Tensor:
-        return k.new_empty(0) if x is None else x[first].float().expand(-1, -1, k.shape[2]).contiguous()
-
-    none = k.new_empty(0)
-    anchors = (anchor[0].mT.contiguous(), anchor[1].contiguous()) if anchor else (none, none)
-    rest: list[Tensor | None] = [q, k, v, eta.index_fill(0, first, 0.0), log_alpha.index_fill(0, first, 0.0), delta]
-    return rest, [*map(own, (k, v, eta, log_alpha, delta)), *anchors]
-
-
-def _link(spec: Spec, channels: int, hidden: int) -> Link:
-    kept = spec.retention
-    if isinstance(kept, KL):
-        return Link(mass1=float(channels) if kept.c is None else kept.c, mass2=float(hidden) if kept.c is None else kept.c)
-    return Link(kept.q, kept.floor) if isinstance(kept, Lq) else Link()
-
-
-def _held(spec: Spec, reached: State, anchor: tuple[Tensor, ...]) -> State:
-    """A state of what the kernels accumulate, as the retention holds it: read through its link, or as a logarithm."""
-    kept, weights, chunk = spec.retention, reached.weights, reached.chunk
-    assert isinstance(weights, tuple)
-    if isinstance(kept, Lq):
-        # a link holds the norm that a chunk started with
-        scales = [lq_norm(a, kept.q, kept.floor) ** (2 - kept.q) for a in reached.accumulated]
-        weights = tuple(w * scale for w, scale in zip(weights, scales, strict=True))
-        if chunk is not None:
-            chunk = chunk._replace(start=tuple(w * scale for w, scale in zip(chunk.start, scales, strict=True)))
-        return reached._replace(weights=weights, chunk=chunk)
-    if isinstance(kept, KL):
-        accumulated = tuple(kept.hold(w).accumulated for w in reached.accumulated)
-        return reached._replace(accumulated=accumulated, anchor=anchor)
-    return reached
-
-
-def _open(
-    rows: Rows, reached: State, tails: tuple[Tensor, Tensor], log_alpha: Tensor | None, size: int, lengths: list[int]
-) -> State:
-    """A state in mid-chunk: beside what was reached, the weights at the chunk's start and what has accumulated since."""
-    begun, end = rows.length % size, reached.weights
-    assert isinstance(end, tuple)
-    start = tuple(torch.where((begun > 0)[:, None, None, None], tail, new) for tail, new in zip(tails, end, strict=True))
-    zero = torch.zeros_like(start[0][..., :1, :1])
-    decays, kept = (zero, zero), start
-    if log_alpha is not None:
-        token = torch.arange(log_alpha.shape[0], device=log_alpha.device)
-        row = torch.bucketize(token, rows.first + rows.length, right=True)
-        late = token >= (rows.first + rows.length - begun)[row]
-        total = log_alpha.new_zeros(len(lengths), *log_alpha.shape[1:]).index_add(0, row, log_alpha * late[:, None, None])
-        decays = (total[..., :, None], total[..., None, :])
-        kept = tuple(decay(w, log, a) for w, log, a in zip(start, decays, reached.anchor or (None, None), strict=True))
-    moved = tuple(a - b for a, b in zip(kept, end, strict=True))
-    position = torch.tensor([length % size for length in lengths])
-    return reached._replace(accumulated=start, chunk=Progress(start, moved, decays, (zero, zero), position))
+        reached = opened(rows, reached, (tail1.mT, tail2), tokens[4], size, lengths)
+    return y.reshape(q.shape), held(spec, reached, state.anchor)
