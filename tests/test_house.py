@@ -22,6 +22,7 @@ FLOORS = [
     {"explanation"},
     {"nn"},
     {"hf", "diagnostics"},
+    {"commands"},
 ]
 
 

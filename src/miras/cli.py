@@ -1,9 +1,8 @@
-"""The command line: ``miras table``, ``miras describe``, ``miras recall``."""
+"""The command line: ``miras table``, ``miras describe``, ``miras recall``; the other commands are in ``commands/``."""
 
 from __future__ import annotations
 
 import argparse
-import importlib
 import inspect
 import json
 import os
@@ -15,16 +14,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, Union, get_args, get_origin, get_type_hints
 
 from . import __version__, presets
+from .commands.extras import MissingExtraError, needed
+from .commands.generate import add_generate
+from .commands.read import add_read
 from .spec import Spec
 from .types import require
 
 if TYPE_CHECKING:
     from .lab.recall import Outcome, Settings
     from .lab.tables import Table
-
-
-class MissingExtraError(Exception):
-    """A package of an extra is not installed."""
 
 
 class Parser(argparse.ArgumentParser):
@@ -65,6 +63,8 @@ def parser() -> Parser:
     add_table(commands.add_parser("table", help="every preset with its four choices and its write rule"))
     add_describe(commands.add_parser("describe", help="the update rule of one preset"))
     add_recall(commands.add_parser("recall", help="how well memories recall pairs, by age and under noise"))
+    add_generate(commands.add_parser("generate", help="text from a model, as it comes, after a prompt or a kept memory"))
+    add_read(commands.add_parser("read", help="a text into a memory that is kept in a file"))
     return whole
 
 
@@ -256,14 +256,6 @@ def with_progress(settings: Settings) -> dict[str, Outcome]:
             outcomes[name] = experiment(name, settings)
             progress.advance(bar)
     return outcomes
-
-
-def needed(command: str, package: str) -> None:
-    """Import a package of the extra ``cli`` or say how to get it."""
-    try:
-        importlib.import_module(package)
-    except ImportError:
-        raise MissingExtraError(f"miras {command} needs {package}: pip install 'miras-torch[cli]'") from None
 
 
 def chosen(text: str) -> tuple[str, ...]:

@@ -6,7 +6,7 @@ import json
 import pytest
 import torch
 from safetensors import safe_open
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load, save_file
 from test_model import CHUNK, build, tokens
 from torch.utils import _pytree as pytree
 from transformers import AutoModelForCausalLM
@@ -189,7 +189,7 @@ def test_a_file_without_one_of_its_tensors_is_refused(kept):
     model, path = kept
     with safe_open(path, "pt") as file:
         header = file.metadata()
-    found = load_file(path)
+    found = load(path.read_bytes())
     found.pop("blocks.1.seen")
     save_file(found, path, header)
     with pytest.raises(ValueError, match=r"not a complete memory file.*blocks\.1\.seen"):
