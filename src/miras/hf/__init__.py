@@ -5,6 +5,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 
 from .cache import MirasCache
 from .configuration import SIZES, MirasConfig
+from .fla_checkpoint import from_fla
 from .kept import KeptMemory
 from .modeling import MirasForCausalLM, MirasModel, MirasPreTrainedModel
 from .tokenizer import byte_tokenizer
@@ -25,4 +26,5 @@ __all__ = [
     "MirasModel",
     "MirasPreTrainedModel",
     "byte_tokenizer",
+    "from_fla",
 ]
