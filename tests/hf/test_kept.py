@@ -111,6 +111,25 @@ def test_what_was_generated_can_be_kept_too(name, tmp_path):
     assert torch.equal(continued(KeptMemory.load(tmp_path / "after.safetensors", model)), plain(model, whole))
 
 
+def test_an_offloaded_model_reads_and_goes_on(kept, tmp_path):
+    """Its weights are not at hand, so they are not compared; everything else is as ever."""
+    model, path = kept
+    want = continued(KeptMemory.load(path, model))
+    model.save_pretrained(tmp_path / "model")
+    places = {
+        "model.embed_tokens": "cpu",
+        "model.layers.0": "cpu",
+        "model.layers.1": "disk",
+        "model.norm": "cpu",
+        "lm_head": "cpu",
+    }
+    away = {"device_map": places, "offload_folder": str(tmp_path / "away")}
+    spread = AutoModelForCausalLM.from_pretrained(tmp_path / "model", **away).eval()
+    assert torch.equal(continued(KeptMemory.load(path, spread)), want)
+    spread.read(tokens(9)).save(path)
+    assert torch.equal(continued(KeptMemory.load(path, model)), want)
+
+
 def test_a_memory_of_float32_goes_on_in_bf16(kept):
     model, path = kept
     loaded = KeptMemory.load(path, model.to(torch.bfloat16))

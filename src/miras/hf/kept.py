@@ -99,7 +99,7 @@ class KeptMemory(NamedTuple):
         devices = [next(block.parameters()).device for block in model.model.layers]
         try:
             states = [memory_file.rebuild(tree, found, device) for tree, device in zip(header.tree, devices, strict=True)]
-            return cls(tuple(states), found["last"].to(model.device), header.tokens, model)
+            return cls(tuple(states), found["last"].to(_device(model)), header.tokens, model)
         except KeyError as error:
             raise ValueError(f"{path} is not a complete memory file: it has no tensor {error}") from None
 
@@ -115,7 +115,7 @@ def read(
 ) -> KeptMemory:
     """See :meth:`MirasForCausalLM.read`."""
     require(stretch >= 1, f"stretch must be 1 or more, got {stretch}")
-    ids = _checked(_ids(model, text, memory, tokenizer), model).to(model.device)
+    ids = _checked(_ids(model, text, memory, tokenizer), model).to(_device(model))
     require(ids.shape[1] > 0, "there is nothing to read: the text has no tokens")
     cache, total = MirasCache(len(model.model.layers)), ids.shape[1]
     if memory is not None:
@@ -145,6 +145,11 @@ def tokenizer_of(model: MirasForCausalLM) -> Any:
         return AutoTokenizer.from_pretrained(folder)
     except (OSError, ValueError, KeyError) as error:
         raise ValueError(f"there is no tokenizer in {folder}: {advice}") from error
+
+
+def _device(model: MirasForCausalLM) -> torch.device:
+    """Where tokens go in: the model's device, or the CPU where its weights are offloaded and brought in by hooks."""
+    return torch.device("cpu") if model.device.type == "meta" else model.device
 
 
 def _ids(model: MirasForCausalLM, text: str | Tensor | Sequence[int], memory: KeptMemory | None, tokenizer: Any) -> Tensor:
