@@ -24,6 +24,7 @@ FLOORS = [
     {"hf", "diagnostics"},
     {"data"},
     {"train"},
+    {"commands"},
 ]
 
 

@@ -1,9 +1,8 @@
-"""The command line: ``miras train``, ``plan``, ``sample``, ``table``, ``describe``, ``recall``."""
+"""The command line: ``miras train``, ``plan``, ``sample``, ``table``, ``describe``, ``recall``; others are in ``commands/``."""
 
 from __future__ import annotations
 
 import argparse
-import importlib
 import inspect
 import json
 import os
@@ -15,6 +14,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, Union, get_args, get_origin, get_type_hints
 
 from . import __version__, presets
+from .commands.extras import MissingExtraError, needed
+from .commands.generate import add_generate
+from .commands.read import add_read
 from .spec import Spec
 from .train.config import TrainConfig
 from .train.options import add_options, build, refuse_unknown
@@ -26,10 +28,6 @@ if TYPE_CHECKING:
 
 
 TRAIN_PACKAGES = ("numpy", "yaml", "rich", "matplotlib", "safetensors", "tokenizers", "transformers", "accelerate")
-
-
-class MissingExtraError(Exception):
-    """A package of an extra is not installed."""
 
 
 class Parser(argparse.ArgumentParser):
@@ -76,6 +74,8 @@ def parser() -> Parser:
     add_table(commands.add_parser("table", help="every preset with its four choices and its write rule"))
     add_describe(commands.add_parser("describe", help="the update rule of one preset"))
     add_recall(commands.add_parser("recall", help="how well memories recall pairs, by age and under noise"))
+    add_generate(commands.add_parser("generate", help="text from a model, as it comes, after a prompt or a kept memory"))
+    add_read(commands.add_parser("read", help="a text into a memory that is kept in a file"))
     for command in commands.choices.values():
         command.set_defaults(parser=command)
     return whole
@@ -361,14 +361,6 @@ def with_progress(settings: Settings) -> dict[str, Outcome]:
             outcomes[name] = experiment(name, settings)
             progress.advance(bar)
     return outcomes
-
-
-def needed(command: str, package: str, extra: str = "cli") -> None:
-    """Import a package of an extra or say how to get it."""
-    try:
-        importlib.import_module(package)
-    except ImportError:
-        raise MissingExtraError(f"miras {command} needs {package}: pip install 'miras-torch[{extra}]'") from None
 
 
 def chosen(text: str) -> tuple[str, ...]:

@@ -8,6 +8,7 @@ from test_model import build, close, tokens
 from torch.utils.data import Dataset
 from transformers import AutoModelForCausalLM, DataCollatorWithFlattening, Trainer, TrainingArguments, pipeline
 
+from miras import presets
 from miras.hf import MirasConfig, MirasForCausalLM, byte_tokenizer
 
 
@@ -51,6 +52,23 @@ def test_a_device_map_places_whole_blocks(tmp_path):
         assert torch.equal(out, model.generate(ids, max_new_tokens=4, do_sample=False, eos_token_id=None, pad_token_id=0))
     automatic = AutoModelForCausalLM.from_pretrained(tmp_path, device_map="auto")
     close(automatic(ids).logits, model(ids).logits, 1e-6)
+
+
+# mamba2's decay lends its rate to the values, outside of its own call
+@pytest.mark.parametrize("name", [name for name in presets.PRESETS if name != "mamba2"])
+def test_every_memory_can_be_offloaded(name, tmp_path):
+    model, ids = build(name, torch.float32), tokens(1, 6)
+    model.save_pretrained(tmp_path)
+    places = {
+        "model.embed_tokens": "cpu",
+        "model.layers.0": "disk",
+        "model.layers.1": "cpu",
+        "model.norm": "cpu",
+        "lm_head": "cpu",
+    }
+    spread = AutoModelForCausalLM.from_pretrained(tmp_path, device_map=places, offload_folder=str(tmp_path / "away")).eval()
+    with torch.no_grad():
+        close(spread(ids).logits, model(ids).logits, 1e-6)
 
 
 def test_it_trains_under_accelerate():

@@ -5,6 +5,8 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 
 from .cache import MirasCache
 from .configuration import SIZES, MirasConfig
+from .fla_checkpoint import from_fla
+from .kept import KeptMemory
 from .modeling import MirasForCausalLM, MirasModel, MirasPreTrainedModel
 from .tokenizer import byte_tokenizer
 
@@ -17,10 +19,12 @@ MODEL_FOR_CAUSAL_LM_MAPPING_NAMES["miras"] = MirasForCausalLM.__name__
 
 __all__ = [
     "SIZES",
+    "KeptMemory",
     "MirasCache",
     "MirasConfig",
     "MirasForCausalLM",
     "MirasModel",
     "MirasPreTrainedModel",
     "byte_tokenizer",
+    "from_fla",
 ]

@@ -5,6 +5,7 @@ B batch, T time, C channels, R sequences, N tokens that are there
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -24,6 +25,7 @@ from ..nn.norm import RMSNorm
 from ..types import require
 from .cache import MirasCache, check_cache
 from .configuration import MirasConfig
+from .kept import KeptMemory, read
 from .layout import packing_of
 from .loss import chunked_cross_entropy, next_labels
 from .saving import save_with_card
@@ -230,6 +232,27 @@ class MirasForCausalLM(MirasPreTrainedModel, GenerationMixin):
             past_key_values=outputs.past_key_values,
             hidden_states=outputs.hidden_states,
         )
+
+    @torch.no_grad()
+    def read(
+        self,
+        text: str | Tensor | Sequence[int],
+        *,
+        memory: KeptMemory | None = None,
+        tokenizer: Any = None,
+        stretch: int = 2048,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> KeptMemory:
+        """Read a text of any length, in stretches; the memory of it can be saved and gone on from.
+
+        Args:
+            text: a text, or its tokens, ``[T]`` or ``[B,T]``.
+            memory: what was read before, to read on from.
+            tokenizer: for a text; the one in the folder the model was loaded from when not given.
+            stretch: tokens that are read at once.
+            progress: called with the number of tokens read and of all.
+        """
+        return read(self, text, memory=memory, tokenizer=tokenizer, stretch=stretch, progress=progress)
 
     def _prepare_cache_for_generation(
         self, generation_config: Any, model_kwargs: dict[str, Any], *args: Any, **kwargs: Any

@@ -32,6 +32,10 @@ class Extras(nn.Module):
             if weight is not None:
                 nn.init.constant_(weight, value)
 
+    def forward(self) -> tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
+        """The parameters themselves; asked for by a call, so that hooks which bring offloaded ones in see it."""
+        return self.skip, self.bonus, self.removal, self.replacement
+
     def pairs(self, k: Tensor | None, v: Tensor, gates: Gates, made: nn.ModuleDict) -> tuple[Tensor | None, Tensor, Gates]:
         """Keys, values and gates as the memory takes them."""
         if self.time_step:
@@ -40,17 +44,18 @@ class Extras(nn.Module):
             step = -gates.log_alpha * (-decay.log_rate.to(gates.log_alpha.dtype)).exp()
             v = v * step[..., None].to(v.dtype)
         if self.decoupled:
-            eta = gates.eta
-            assert k is not None and eta is not None and self.removal is not None and self.replacement is not None
-            gates = gates._replace(kappa=unit_length(k * self.removal.to(k.dtype)))
-            k = k * (1 + (eta - 1) * self.replacement).to(k.dtype)
+            eta, (_, _, removal, replacement) = gates.eta, self()
+            assert k is not None and eta is not None and removal is not None and replacement is not None
+            gates = gates._replace(kappa=unit_length(k * removal.to(k.dtype)))
+            k = k * (1 + (eta - 1) * replacement).to(k.dtype)
         return k, v, gates
 
     def output(self, y: Tensor, q: Tensor, k: Tensor | None, v: Tensor) -> Tensor:
         """The memory's output with what is added to it."""
-        if self.skip is not None:
-            y = y + self.skip.to(y.dtype)[:, None] * v
-        if self.bonus is not None:
+        skip, bonus, _, _ = self()
+        if skip is not None:
+            y = y + skip.to(y.dtype)[:, None] * v
+        if bonus is not None:
             assert k is not None
-            y = y + (q * self.bonus.to(q.dtype) * k).sum(-1, keepdim=True) * v
+            y = y + (q * bonus.to(q.dtype) * k).sum(-1, keepdim=True) * v
         return y

@@ -80,11 +80,17 @@ class InitialMemory(nn.Module):
         """The eta of a relative step of 1, the mean over the weights, which share it; 1 where they start from zero."""
         return sum(scale.unit for scale in self.scales) / len(self.scales) if self.scales else 1.0
 
+    def forward(self) -> tuple[Weights, Tensor | None, Tensor | None]:
+        """The parameters themselves; asked for by a call, so that hooks which bring offloaded ones in see it."""
+        return self.weights, self.gain, self.shift
+
     def start(self) -> Tensor | Weights | None:
         """The weights as ``memorize`` takes them."""
-        scaled = tuple(scale.factor * weight for scale, weight in zip(self.scales, self.weights, strict=True))
+        weights, _, _ = self()
+        scaled = tuple(scale.factor * weight for scale, weight in zip(self.scales, weights, strict=True))
         return scaled[0] if len(scaled) == 1 else scaled or None
 
     def norm(self) -> tuple[Tensor, Tensor] | None:
         """Gain and shift as ``memorize`` takes them."""
-        return None if self.gain is None or self.shift is None else (self.gain, self.shift)
+        _, gain, shift = self()
+        return None if gain is None or shift is None else (gain, shift)

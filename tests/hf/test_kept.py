@@ -1,0 +1,248 @@
+"""Memory that can be kept: what was read, saved and loaded goes on as if nothing had happened, and nowhere else."""
+
+import copy
+import json
+
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import load, save_file
+from test_model import CHUNK, build, tokens
+from torch.utils import _pytree as pytree
+from transformers import AutoModelForCausalLM
+
+from miras import presets
+from miras.hf import KeptMemory, byte_tokenizer
+
+GREEDY = {"max_new_tokens": 6, "do_sample": False, "eos_token_id": None}
+each_preset = pytest.mark.parametrize("name", [*presets.PRESETS, "yaad-h"])
+
+
+def continued(memory, ids=None):
+    """Greedy tokens after a memory and a prompt."""
+    inputs = memory.inputs(ids)
+    return memory.model.generate(**inputs, **GREEDY)[:, inputs["input_ids"].shape[1] :]
+
+
+def plain(model, ids):
+    """Greedy tokens after a prompt that transformers reads at once."""
+    return model.generate(ids, **GREEDY)[:, ids.shape[1] :]
+
+
+@pytest.fixture
+def kept(tmp_path):
+    model = build("yaad", torch.float32)
+    memory = model.read(tokens(9))
+    memory.save(tmp_path / "memory.safetensors")
+    return model, tmp_path / "memory.safetensors"
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@each_preset
+def test_a_saved_memory_goes_on_in_a_model_loaded_from_disk(name, dtype, tmp_path):
+    """At a chunk's start, inside it and before the first one ends; another instance, the same tokens."""
+    model = build(name, dtype)
+    model.save_pretrained(tmp_path)
+    again = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=dtype).eval()
+    # the blocks have seen one token less: none, a whole chunk, a part of one
+    for length in (1, CHUNK + 1, 2 * CHUNK + 3):
+        ids, question = tokens(1, length), tokens(1, 3, seed=1)
+        memory = model.read(ids)
+        memory.save(tmp_path / "memory.safetensors")
+        loaded = KeptMemory.load(tmp_path / "memory.safetensors", again)
+        assert loaded.tokens == memory.tokens == length and loaded.nbytes == memory.nbytes
+        assert torch.equal(continued(loaded), continued(memory))
+    assert torch.equal(continued(loaded, question), continued(memory, question))
+
+
+@each_preset
+def test_reading_in_stretches_is_reading(name):
+    """In float64 stretches change nothing: greedy tokens after them are those of one prompt."""
+    model, ids = build(name), tokens(1, 2 * CHUNK + 3)
+    want = plain(model, ids)
+    for stretch in (3, CHUNK, 100):
+        assert torch.equal(continued(model.read(ids, stretch=stretch)), want)
+    assert torch.equal(continued(model.read(ids[:, 5:], memory=model.read(ids[:, :5]))), want)
+    assert torch.equal(continued(model.read(ids[:, :5]), ids[:, 5:]), want)
+
+
+def test_progress_counts_to_the_end():
+    model, seen = build("yaad"), []
+    first = model.read(tokens(10), stretch=4, progress=lambda done, total: seen.append((done, total)))
+    assert seen == [(4, 10), (8, 10), (9, 10), (10, 10)] and first.tokens == 10
+    seen.clear()
+    second = model.read(tokens(5), memory=first, stretch=4, progress=lambda done, total: seen.append((done, total)))
+    assert seen == [(3, 5), (4, 5), (5, 5)] and second.tokens == 15
+
+
+@pytest.mark.parametrize("name", ["yaad", "mesa", "transformer", "yaad-h"])
+def test_a_memory_is_never_changed(name):
+    model = build(name)
+    memory = model.read(tokens(6))
+    before = copy.deepcopy(memory.states)
+    want = continued(memory)
+    model.read(tokens(7, seed=2), memory=memory)
+    assert torch.equal(continued(memory), want)
+    for one, other in zip(pytree.tree_leaves(before), pytree.tree_leaves(memory.states), strict=True):
+        assert one is None or torch.equal(one, other)
+
+
+def test_several_questions_to_one_memory():
+    model, questions = build("yaad"), tokens(3, 4, seed=3)
+    memory = model.read(tokens(7))
+    together = continued(memory, questions)
+    for row in range(3):
+        assert torch.equal(together[row : row + 1], continued(memory, questions[row : row + 1]))
+    rows = model.read(tokens(2, 7))
+    assert rows.last.shape == (2, 1) and continued(rows).shape == (2, 6)
+    with pytest.raises(ValueError, match="ids have 3 rows, the memory has 2"):
+        rows.inputs(questions)
+
+
+@pytest.mark.parametrize("name", ["yaad", "gated_deltanet", "yaad-h"])
+def test_what_was_generated_can_be_kept_too(name, tmp_path):
+    model, ids = build(name), tokens(1, 5)
+    memory = model.read(ids)
+    out = model.generate(**memory.inputs(tokens(1, 2, seed=1)), **GREEDY, return_dict_in_generate=True)
+    after = memory.after(out)
+    assert after.tokens == 5 + 2 + 6
+    whole = torch.cat([ids[:, :-1], out.sequences], 1)
+    after.save(tmp_path / "after.safetensors")
+    assert torch.equal(continued(KeptMemory.load(tmp_path / "after.safetensors", model)), plain(model, whole))
+
+
+def test_an_offloaded_model_reads_and_goes_on(kept, tmp_path):
+    """Its weights are not at hand, so they are not compared; everything else is as ever."""
+    model, path = kept
+    want = continued(KeptMemory.load(path, model))
+    model.save_pretrained(tmp_path / "model")
+    places = {
+        "model.embed_tokens": "cpu",
+        "model.layers.0": "cpu",
+        "model.layers.1": "disk",
+        "model.norm": "cpu",
+        "lm_head": "cpu",
+    }
+    away = {"device_map": places, "offload_folder": str(tmp_path / "away")}
+    spread = AutoModelForCausalLM.from_pretrained(tmp_path / "model", **away).eval()
+    assert torch.equal(continued(KeptMemory.load(path, spread)), want)
+    spread.read(tokens(9)).save(path)
+    assert torch.equal(continued(KeptMemory.load(path, model)), want)
+
+
+def test_a_memory_of_float32_goes_on_in_bf16(kept):
+    model, path = kept
+    loaded = KeptMemory.load(path, model.to(torch.bfloat16))
+    assert continued(loaded).shape == (1, 6)
+
+
+def test_texts_are_read_with_the_model_s_tokenizer(tmp_path):
+    model = build("yaad", torch.float32, vocab_size=259)
+    with pytest.raises(ValueError, match="not loaded from a folder"):
+        model.read("a text")
+    want = model.read(list(b"a text"))
+    assert torch.equal(continued(model.read("a text", tokenizer=byte_tokenizer())), continued(want))
+    model.save_pretrained(tmp_path)
+    again = AutoModelForCausalLM.from_pretrained(tmp_path).eval()
+    with pytest.raises(ValueError, match="there is no tokenizer in"):
+        again.read("a text")
+    byte_tokenizer().save_pretrained(tmp_path)
+    assert torch.equal(continued(again.read("a text")), continued(want))
+
+
+def test_the_header_names_the_model(kept):
+    _, path = kept
+    with safe_open(path, "pt") as file:
+        header = file.metadata()
+    assert header["format"] == "miras memory 1" and header["architecture"] == "MirasForCausalLM"
+    assert header["chunk_size"] == str(CHUNK) and header["tokens"] == "9" and len(header["model_hash"]) == 16
+    assert "Huber" in header["memory"] and set(json.loads(header["versions"])) == {"miras", "torch"}
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "words"),
+    [
+        ("memora", {}, r"spec is MLP \+ Huber"),
+        ("yaad", {"chunk_size": 8}, "chunk_size is 4 there, 8 here"),
+        ("yaad", {"hidden_size": 32}, "hidden_size is 16 there, 32 here"),
+        ("yaad", {"num_hidden_layers": 1}, "num_hidden_layers is 2 there, 1 here"),
+        ("yaad", {"rope": True}, "rope is None there, True here"),
+        ("yaad-h", {}, "sliding_window is None there, 5 here"),
+    ],
+)
+def test_another_model_refuses_it(kept, name, changes, words):
+    _, path = kept
+    with pytest.raises(ValueError, match=words) as error:
+        KeptMemory.load(path, build(name, torch.float32, **changes))
+    assert "was made by another model" in str(error.value) and "\n" not in str(error.value)
+
+
+def test_other_weights_refuse_it_and_other_names_do_not(kept):
+    model, path = kept
+    model.config.label, model.config.loss_chunk = "another name", 7
+    KeptMemory.load(path, model)
+    with torch.no_grad():
+        model.model.layers[1].mixer.q_proj.weight.mul_(1.05)
+    with pytest.raises(ValueError, match="but its weights are not"):
+        KeptMemory.load(path, model)
+
+
+def test_what_is_not_a_memory_file_is_refused(kept, tmp_path):
+    model, path = kept
+    with pytest.raises(ValueError, match="there is no memory file"):
+        KeptMemory.load(tmp_path / "none.safetensors", model)
+    data = path.read_bytes()
+    for broken in (data[: len(data) // 2], data[:4], b"", b"not a memory file at all"):
+        path.write_bytes(broken)
+        with pytest.raises(ValueError, match="not a complete memory file"):
+            KeptMemory.load(path, model)
+    save_file({"x": torch.ones(1)}, path)
+    with pytest.raises(ValueError, match="its header does not say so"):
+        KeptMemory.load(path, model)
+    save_file({"x": torch.ones(1)}, path, {"format": "miras memory 99"})
+    with pytest.raises(ValueError, match="has the format 'miras memory 99'"):
+        KeptMemory.load(path, model)
+
+
+def test_a_file_without_one_of_its_tensors_is_refused(kept):
+    model, path = kept
+    with safe_open(path, "pt") as file:
+        header = file.metadata()
+    found = load(path.read_bytes())
+    found.pop("blocks.1.seen")
+    save_file(found, path, header)
+    with pytest.raises(ValueError, match=r"not a complete memory file.*blocks\.1\.seen"):
+        KeptMemory.load(path, model)
+
+
+def test_nothing_is_half_written(kept, monkeypatch):
+    model, path = kept
+    before = path.read_bytes()
+
+    def fail(found, name, header):
+        name.write_bytes(b"half")
+        raise OSError("no space left")
+
+    monkeypatch.setattr("miras.hf.memory_file.save_file", fail)
+    with pytest.raises(OSError, match="no space left"):
+        model.read(tokens(3)).save(path)
+    assert path.read_bytes() == before and [file.name for file in path.parent.iterdir()] == [path.name]
+    with pytest.raises(ValueError, match="there is no folder"):
+        model.read(tokens(3)).save(path.parent / "none" / "memory.safetensors")
+    with pytest.raises(ValueError, match="it is a folder"):
+        model.read(tokens(3)).save(path.parent)
+
+
+@pytest.mark.parametrize(
+    ("ids", "words"),
+    [
+        (torch.zeros(1, 0, dtype=torch.long), "nothing to read"),
+        (torch.tensor([3, 40]), "token 40 is not one of the model's 40"),
+        (torch.tensor([3, -1]), "token -1"),
+        (torch.ones(1, 3), "must be integers"),
+        (torch.ones(1, 3, 2, dtype=torch.long), r"\[1, 3, 2\]"),
+    ],
+)
+def test_bad_tokens_are_refused(ids, words):
+    with pytest.raises(ValueError, match=words):
+        build("yaad").read(ids)
