@@ -22,6 +22,7 @@ FLOORS = [
     {"explanation"},
     {"nn"},
     {"hf", "diagnostics"},
+    {"inspector"},
 ]
 
 
@@ -98,4 +99,4 @@ print(len(miras.presets.PRESETS), miras.__version__)
 """
     assert run(python, "-I", "-c", code).split() == ["20", __import__("miras").__version__]
     listing = run(python, "-m", "pip", "show", "-f", "miras-torch")
-    assert "py.typed" in listing and "tests" not in listing
+    assert all(name in listing for name in ("py.typed", "page.html", "page.css", "page.js")) and "tests" not in listing

@@ -1,4 +1,4 @@
-"""The command line: ``miras table``, ``miras describe``, ``miras recall``."""
+"""The command line: ``miras table``, ``miras describe``, ``miras recall``, ``miras inspect``."""
 
 from __future__ import annotations
 
@@ -65,6 +65,7 @@ def parser() -> Parser:
     add_table(commands.add_parser("table", help="every preset with its four choices and its write rule"))
     add_describe(commands.add_parser("describe", help="the update rule of one preset"))
     add_recall(commands.add_parser("recall", help="how well memories recall pairs, by age and under noise"))
+    add_inspect(commands.add_parser("inspect", help="what a model's memories do with a text, as one page for a browser"))
     return whole
 
 
@@ -258,12 +259,37 @@ def with_progress(settings: Settings) -> dict[str, Outcome]:
     return outcomes
 
 
-def needed(command: str, package: str) -> None:
-    """Import a package of the extra ``cli`` or say how to get it."""
+# miras inspect
+
+
+def add_inspect(command: argparse.ArgumentParser) -> None:
+    """The options of ``miras inspect``."""
+    command.description = (
+        "Run a text through a model and write one self-contained page: the text coloured by surprise, gates over time, what "
+        "the thresholds did, how the weights move, for every layer and head."
+    )
+    command.add_argument("model", metavar="MODEL", help="a folder that save_pretrained wrote, with a tokenizer, or a name")
+    command.add_argument("file", metavar="FILE", type=Path, help="the text, in UTF-8")
+    command.add_argument("--out", metavar="PAGE", type=Path, help="the page (default: FILE's name with .inspect.html, here)")
+    command.add_argument("--tokens", metavar="N", type=int, default=2048, help="how many tokens to read (default 2048)")
+    command.set_defaults(run=run_inspect)
+
+
+def run_inspect(arguments: argparse.Namespace) -> None:
+    """``miras inspect``."""
+    needed("inspect", "rich")
+    needed("inspect", "transformers", extra="hf")
+    from .inspector.command import inspect
+
+    inspect(arguments.model, arguments.file, arguments.out, arguments.tokens)
+
+
+def needed(command: str, package: str, extra: str = "cli") -> None:
+    """Import a package of an extra or say how to get it."""
     try:
         importlib.import_module(package)
     except ImportError:
-        raise MissingExtraError(f"miras {command} needs {package}: pip install 'miras-torch[cli]'") from None
+        raise MissingExtraError(f"miras {command} needs {package}: pip install 'miras-torch[{extra}]'") from None
 
 
 def chosen(text: str) -> tuple[str, ...]:
