@@ -8,15 +8,16 @@ from __future__ import annotations
 import html
 import json
 import math
+import re
 from importlib.resources import files
 from typing import Any
 
-from ..types import require
 from .packing import Packer, thinned
 from .reading import Layer, Reading
 
 # bytes of numbers above which gates are averaged over some tokens; surprise stays token by token
 BUDGET = 1_500_000
+SCRIPTS = ("numbers.js", "plots.js", "map.js", "page.js")
 
 
 def page(reading: Reading, source: str) -> str:
@@ -25,23 +26,17 @@ def page(reading: Reading, source: str) -> str:
     content = _content(reading, source, packer)
     fill = {
         "/*style*/": _file("page.css"),
-        "/*script*/": _file("page.js"),
+        "/*script*/": "\n".join(map(_file, SCRIPTS)),
         "TITLE": html.escape(f"{source} read by {reading.model}"),
         "CONTENT": json.dumps(content, ensure_ascii=False, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c"),
         "NUMBERS": packer.text(),
     }
-    text = _file("page.html")
-    for place in fill:
-        require(text.count(f"{{{{{place}}}}}") == 1, f"the page's template must have one {place}")
-    # from the back, so that nothing that was filled in is looked at again
-    for place in sorted(fill, key=lambda each: -text.index(f"{{{{{each}}}}}")):
-        at = text.index(f"{{{{{place}}}}}")
-        text = text[:at] + fill[place] + text[at + len(place) + 4 :]
-    return text
+    # one pass, so that nothing that was filled in is looked at again
+    return re.sub(r"\{\{(.+?)\}\}", lambda place: fill[place[1]], _file("page.html"))
 
 
 def _file(name: str) -> str:
-    return files(__package__).joinpath(name).read_text(encoding="utf-8")
+    return files(__package__).joinpath("assets", name).read_text(encoding="utf-8")
 
 
 def _content(reading: Reading, source: str, packer: Packer) -> dict[str, Any]:
