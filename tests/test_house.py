@@ -99,4 +99,5 @@ print(len(miras.presets.PRESETS), miras.__version__)
 """
     assert run(python, "-I", "-c", code).split() == ["20", __import__("miras").__version__]
     listing = run(python, "-m", "pip", "show", "-f", "miras-torch")
-    assert all(name in listing for name in ("py.typed", "page.html", "page.css", "page.js", "plots.js")) and "tests" not in listing
+    shipped = ("py.typed", "page.html", "page.css", "numbers.js", "plots.js", "map.js", "page.js")
+    assert all(name in listing for name in shipped) and "tests" not in listing

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable
+from logging import ERROR, getLogger
 from pathlib import Path
 from typing import Any
 
@@ -49,8 +51,12 @@ def text_of(source: Path) -> str:
 
 def load(name: str) -> tuple[MirasForCausalLM, Any]:
     """A saved Miras model in float32, complete or refused, and its tokenizer."""
+    known = Path(name).is_dir() or re.fullmatch(r"[\w.-]+/[\w.-]+", name) is not None
+    require(known, f"there is no folder {name}: MODEL is a folder that save_pretrained wrote, or OWNER/NAME on the hub")
     logging.set_verbosity_error()
     logging.disable_progress_bar()
+    # what a failed download says again and again is said once, below
+    getLogger("huggingface_hub").setLevel(ERROR)
     config, _ = tried(f"cannot load {name}", lambda: MirasConfig.get_config_dict(name))
     kind = config.get("model_type")
     require(kind == "miras", f"{name} is a model of type {kind!r}: miras inspect looks into Miras models")
