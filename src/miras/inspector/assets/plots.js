@@ -53,7 +53,11 @@ function paintLines(plot, g, width, height) {
   const inner = width - LEFT - RIGHT, top = 5, bottom = height - 5;
   const lines = plot.lines.map((line) => columns(line, inner));
   const all = lines.flat();
-  if (!all.length) return;
+  if (!all.length) {
+    g.font = "12px system-ui, sans-serif"; g.fillStyle = style("--soft");
+    g.fillText(plot.empty ?? "no values", LEFT, height / 2);
+    return;
+  }
   let low = plot.from ?? Math.min(...all.map((p) => p.low)), high = plot.to ?? Math.max(...all.map((p) => p.high));
   if (plot.log) {
     low = Math.max(low, high * 1e-9, 1e-300);
@@ -166,7 +170,7 @@ function weightPlots(layer, head) {
   addPlot("Norm of the weights", "‖W‖ as the memory reads it, at the start and after each chunk.", {
     lines: lines(layer.norms, end), dots: true, at: words(layer.norms, 1, format),
   });
-  addPlot("Movement", "‖change of W‖ / ‖W‖ over each chunk.", { lines: lines(layer.moved, next), dots: true, from: 0, at: words(layer.moved, 0, format) });
+  addPlot("Movement", "‖change of W‖ / ‖W‖ over each chunk.", { lines: lines(layer.moved, next), dots: true, from: 0, empty: "none: the weights are zero", at: words(layer.moved, 0, format) });
   if (layer.zeros)
     addPlot("What the soft threshold did", "Share of the weights held at zero after each full chunk.", {
       lines: lines(layer.zeros, next), dots: true, from: 0, to: 1, format: percent, at: words(layer.zeros, 0, percent),
