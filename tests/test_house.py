@@ -24,7 +24,7 @@ FLOORS = [
     {"hf", "diagnostics"},
     {"data"},
     {"train"},
-    {"commands"},
+    {"inspector", "commands"},
 ]
 
 
@@ -101,4 +101,5 @@ print(len(miras.presets.PRESETS), miras.__version__)
 """
     assert run(python, "-I", "-c", code).split() == ["20", __import__("miras").__version__]
     listing = run(python, "-m", "pip", "show", "-f", "miras-torch")
-    assert "py.typed" in listing and "tests" not in listing
+    shipped = ("py.typed", "page.html", "page.css", "numbers.js", "plots.js", "map.js", "page.js")
+    assert all(name in listing for name in shipped) and "tests" not in listing

@@ -74,6 +74,7 @@ def parser() -> Parser:
     add_table(commands.add_parser("table", help="every preset with its four choices and its write rule"))
     add_describe(commands.add_parser("describe", help="the update rule of one preset"))
     add_recall(commands.add_parser("recall", help="how well memories recall pairs, by age and under noise"))
+    add_inspect(commands.add_parser("inspect", help="what a model's memories do with a text, as one page for a browser"))
     add_generate(commands.add_parser("generate", help="text from a model, as it comes, after a prompt or a kept memory"))
     add_read(commands.add_parser("read", help="a text into a memory that is kept in a file"))
     for command in commands.choices.values():
@@ -382,6 +383,31 @@ def shares(text: str) -> tuple[float, ...]:
         return tuple(sorted(float(share) for share in text.split(",")))
     except ValueError:
         raise ValueError(f"--outliers takes shares such as 0,0.05,0.1, got {text!r}") from None
+
+
+# miras inspect
+
+
+def add_inspect(command: argparse.ArgumentParser) -> None:
+    """The options of ``miras inspect``."""
+    command.description = (
+        "Run a text through a model and write one self-contained page: the text coloured by surprise, gates over time, what "
+        "the thresholds did, how the weights move, for every layer and head."
+    )
+    command.add_argument("model", metavar="MODEL", help="a folder that save_pretrained wrote, or OWNER/NAME on the hub")
+    command.add_argument("file", metavar="FILE", type=Path, help="the text, in UTF-8")
+    command.add_argument("--out", metavar="PAGE", type=Path, help="the page (default: FILE's name with .inspect.html, here)")
+    command.add_argument("--tokens", metavar="N", type=int, default=2048, help="how many tokens to read (default 2048)")
+    command.set_defaults(run=run_inspect)
+
+
+def run_inspect(arguments: argparse.Namespace) -> None:
+    """``miras inspect``."""
+    needed("inspect", "rich")
+    needed("inspect", "transformers", extra="hf")
+    from .inspector.command import inspect
+
+    inspect(arguments.model, arguments.file, arguments.out, arguments.tokens)
 
 
 if __name__ == "__main__":
