@@ -18,9 +18,11 @@ from ..memory import MLP
 from ..retention import KL, L2, Keep, Lq, Retention
 from ..spec import Spec
 from ..types import Gates, Norm, State
-from . import deep
+from .arguments import Lead, Link, Momentum, Result, Rows, Saved, Tokens, Weights
 from .biases import Fused, fused
-from .deep import Lead, Link, Momentum, Result, Rows, Saved, Tokens, Weights
+from .deep_backward import backward
+from .deep_forward import empty_result, empty_saved, forward
+from .launch import DOTS
 from .momentum import factors
 from .states import held, led, link_of, opened
 
@@ -59,7 +61,7 @@ def why_not(
     if isinstance(bias, str):
         return bias
     if interpreted():
-        known = size in SIZES and NARROWEST <= channels <= WIDEST and dtype in deep.DOTS
+        known = size in SIZES and NARROWEST <= channels <= WIDEST and dtype in DOTS
         return None if known else f"the kernels take chunks of {_listed(SIZES)} tokens, not {size}"
     if device.type != "cuda":
         return f"the kernels need an NVIDIA GPU (or TRITON_INTERPRET=1), not {device.type}"
@@ -135,15 +137,15 @@ def deep_forward(
     tokens = Tokens(q, k, v, eta, log_alpha, delta)
     weights = Weights(w1, w2, anchor1, anchor2, gain, shift)
     rows, link = Rows(first, length, chunk, row), Link(power, floor, mass1, mass2)
-    result, saved = deep.forward(tokens, weights, _momentum(momentum), _lead(lead), rows, size, Fused(bias, p), link)
+    result, saved = forward(tokens, weights, _momentum(momentum), _lead(lead), rows, size, Fused(bias, p), link)
     return [*result, *saved]
 
 
 @deep_forward.register_fake
 def _(q, k, v, eta, log_alpha, delta, *rest):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN002, ANN202
     weights, momentum, row, size = Weights(*rest[:6]), rest[6], rest[11], rest[12]
-    saved = deep.empty_saved(q, weights, row.shape[0], size, bool(momentum), Link(*rest[15:]))
-    return [*deep.empty_result(q, weights, bool(momentum)), *saved]
+    saved = empty_saved(q, weights, row.shape[0], size, bool(momentum), Link(*rest[15:]))
+    return [*empty_result(q, weights, bool(momentum)), *saved]
 
 
 @torch.library.custom_op("miras::deep_backward", mutates_args=())
@@ -184,7 +186,7 @@ def deep_backward(
     weights = Weights(w1, w2, anchor1, anchor2, gain, shift)
     rows = Rows(first, length, chunk, row)
     link, results = Link(power, floor, mass1, mass2), (Saved(*saved[2:]), Result(*outer))
-    dtokens, dweights, dmomentum, dlead = deep.backward(
+    dtokens, dweights, dmomentum, dlead = backward(
         tokens, weights, _momentum(momentum), _lead(lead), rows, size, Fused(bias, p), link, (saved[0], saved[1]), *results
     )
     pairs = zip((*dtokens, *dweights), (*tokens, *weights), strict=True)

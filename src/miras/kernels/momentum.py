@@ -17,7 +17,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .deep import Rows
+from .arguments import Rows
 
 # exp(-100) is 0 next to any weight, and a total erasure (log alpha = -inf) has no finite difference
 LOWEST = -100.0

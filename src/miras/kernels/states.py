@@ -13,7 +13,7 @@ from ..retention.base import decay
 from ..retention.lq import lq_norm
 from ..spec import Spec
 from ..types import Progress, State
-from .deep import Link, Rows
+from .arguments import Link, Rows
 
 
 def led(

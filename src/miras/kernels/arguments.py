@@ -1,0 +1,147 @@
+"""What the kernels of the 2-layer MLP memory take, keep and give, as named tuples.
+
+R sequences, B batch, T time, H heads, D channels, E hidden channels, N chunks
+"""
+
+from __future__ import annotations
+
+from itertools import accumulate
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class Rows(NamedTuple):
+    """Where each sequence lies among all tokens, and which chunks are its own."""
+
+    first: Tensor
+    length: Tensor
+    chunk: Tensor
+    row: Tensor
+
+    @classmethod
+    def of(cls, lengths: list[int], size: int, device: torch.device) -> Rows:
+        """Sequences that lie one behind the other."""
+        counts = [-(-length // size) for length in lengths]
+        first, starts = ([0, *accumulate(x)][:-1] for x in (lengths, counts))
+        row = [i for i, count in enumerate(counts) for _ in range(count)]
+        tensors = (torch.tensor(x, dtype=torch.int64).to(device, non_blocking=True) for x in (first, lengths, starts, row))
+        return cls(*tensors)
+
+
+class Tokens(NamedTuple):
+    """What is read, ``[T,H,D]`` for all sequences together; gates ``[T,H,D or 1]``, None where a spec has none."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    eta: Tensor
+    log_alpha: Tensor | None
+    delta: Tensor | None
+
+
+class Weights(NamedTuple):
+    """Float32 weights, E-major: W1' and W2 ``[R,H,E,D]``, the anchors where there are any, gain and shift ``[H,D]``."""
+
+    w1: Tensor
+    w2: Tensor
+    anchor1: Tensor | None
+    anchor2: Tensor | None
+    gain: Tensor
+    shift: Tensor
+
+
+class Momentum(NamedTuple):
+    """The momentum and what its gates make of a chunk, all float32.
+
+    S of both weights ``[R,H,E,D]``; the pair factors kappa ``[N,H,C,C]``, sigma ``[N,H,C]``, what of S each token reads, and
+    the products of mu from a token to its chunk's end ``[N,H,C]`` and over all of it ``[N,H]``.
+    """
+
+    speed1: Tensor
+    speed2: Tensor
+    kappa: Tensor
+    sigma: Tensor
+    grown: Tensor
+    grown_end: Tensor
+
+
+NO_MOMENTUM = (None,) * len(Momentum._fields)
+
+
+class Link(NamedTuple):
+    """W = A / max(||A||_q, floor)^(q-2), one norm a weight; q is 0 where the weights are read as they accumulate.
+
+    The masses are what a column of W1 and of W2 sums to where a chunk's first token maps them by a softmax, else 0.
+    """
+
+    q: float = 0.0
+    floor: float = 0.0
+    mass1: float = 0.0
+    mass2: float = 0.0
+
+
+class Lead(NamedTuple):
+    """What a chunk's first token takes its own step with, float32: the token and its gates ``[N,H,D]``, log A_0 ``[R,H,E,D]``.
+
+    delta and the anchors are empty where there are none.
+    """
+
+    k: Tensor
+    v: Tensor
+    eta: Tensor
+    log_alpha: Tensor
+    delta: Tensor
+    log_anchor1: Tensor
+    log_anchor2: Tensor
+
+
+NO_LEAD = (None,) * len(Lead._fields)
+
+
+class Saved(NamedTuple):
+    """What the forward pass leaves for the backward one.
+
+    The weights at each chunk's start, the errors u1, both norms' inputs, both layers' scores, the decayed queries, each write's
+    step at its chunk's end, bare and times -k and -u1, and the decay of each chunk. With momentum also its value at each chunk's
+    start, what the read takes from it, and each write's step in it, bare and times -k and -u1; with a link the norms of each
+    sequence's states; where a chunk's first token has a step of its own, the weights that it found and its norm's input. Empty
+    otherwise.
+    """
+
+    starts1: Tensor
+    starts2: Tensor
+    u1: Tensor
+    o: Tensor
+    o_q: Tensor
+    o_anchor: Tensor
+    scores1: Tensor
+    scores2: Tensor
+    late_q: Tensor
+    late: Tensor
+    late_k: Tensor
+    late_u1: Tensor
+    kept: Tensor
+    speeds1: Tensor
+    speeds2: Tensor
+    o_speed: Tensor
+    slow: Tensor
+    slow_k: Tensor
+    slow_u1: Tensor
+    norms: Tensor
+    before1: Tensor
+    before2: Tensor
+    lead_o: Tensor
+
+
+class Result(NamedTuple):
+    """y, the weights after the last token, those at the start of the last chunk where that is not full, the momentum (or nothing)."""
+
+    y: Tensor
+    w1: Tensor
+    w2: Tensor
+    tail1: Tensor
+    tail2: Tensor
+    speed1: Tensor
+    speed2: Tensor

@@ -1,0 +1,102 @@
+"""The forward pass of the 2-layer MLP memory: its kernels in a row.
+
+R sequences, B batch, T time, H heads, D channels, E hidden channels, N chunks
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from .arguments import NO_LEAD, NO_MOMENTUM, Lead, Link, Momentum, Result, Rows, Saved, Tokens, Weights
+from .biases import DEVICE, Fused
+from .forward_kernels import finish, prepare, readout, scan
+from .launch import FULL, options, rounded, strides
+
+
+def forward(
+    tokens: Tokens,
+    weights: Weights,
+    momentum: Momentum | None,
+    lead: Lead | None,
+    rows: Rows,
+    size: int,
+    bias: Fused,
+    link: Link,
+) -> tuple[Result, Saved]:
+    """What no weight enters, the scan over chunks, then the readout of all of them."""
+    q, k, v, eta, log_alpha, delta = tokens
+    heads, channels = q.shape[1:]
+    hidden, chunks = weights.w2.shape[2], rows.row.shape[0]
+    moves = momentum is not None
+    saved = empty_saved(q, weights, chunks, size, moves, link)
+    result = empty_result(q, weights, moves)
+    speed1, speed2, kappa, sigma, grown, grown_end = momentum or NO_MOMENTUM
+    anchors, norm = (weights.anchor1, weights.anchor2), (weights.gain, weights.shift)
+    places = (rows.first, rows.length, rows.chunk)
+    steps, decays = strides(eta), strides(log_alpha)
+    say = options(q, size, hidden, tokens.log_alpha is not None, weights.anchor1 is not None, moves, link)
+    grid = (chunks, heads)
+    prepare[grid](
+        q, k, eta, log_alpha, saved.scores2, saved.late_q, saved.late, saved.late_k, saved.kept, kappa, grown, saved.slow, saved.slow_k,
+        *places, rows.row, heads, channels, *steps, *decays, **say.pairs,
+    )  # fmt: skip
+    states = (
+        weights.w1, weights.w2, *anchors, *norm, saved.starts1, saved.starts2, saved.u1, saved.late_u1, saved.o, *result[1:5],
+    )  # fmt: skip
+    where = (*places, heads, channels, hidden)
+    device = {"BIAS": DEVICE[bias.name].gradient, "P": bias.p, "HAS_DELTA": delta is not None, "ANCHORED": say.anchored}
+    programs = (rows.first.shape[0], heads)
+    if say.resident:
+        from .resident_kernels import scan_resident
+
+        whole = None if delta is None else delta.expand_as(q).contiguous()
+        scan_resident[programs](k, v, saved.late, saved.late_k, saved.kept, whole, *states, *where, **device, num_warps=8)
+    else:
+        scan[programs](
+            k, v, saved.late, saved.late_k, saved.kept, delta, *states, saved.slow, saved.slow_k, saved.slow_u1, sigma, grown_end,
+            speed1, speed2, saved.speeds1, saved.speeds2, *result[5:], saved.norms,
+            *(lead or NO_LEAD), saved.lead_o, saved.before1, saved.before2, *where, *strides(delta), **device, **say.scan,
+        )  # fmt: skip
+    read = (saved.scores2, saved.scores1, saved.o_q)
+    if say.reads_resident:
+        from .resident_reads import readout_resident
+
+        readout_resident[grid](
+            q, saved.late_q, k, saved.u1, *read, saved.o_anchor, saved.starts1, saved.starts2, *rounded(anchors, q),
+            *places, rows.row, heads, channels, hidden, ANCHORED=say.anchored, **FULL,
+        )  # fmt: skip
+    else:
+        readout[grid](
+            q, saved.late_q, k, saved.u1, *read, saved.o_anchor, saved.starts1, saved.starts2, *anchors,
+            sigma, saved.speeds1, saved.speeds2, saved.o_speed, saved.norms, *places, rows.row, heads, channels, hidden,
+            ANCHORED=say.anchored, **say.read,
+        )  # fmt: skip
+    finish[grid](
+        q, eta, log_alpha, saved.u1, saved.scores1, saved.o_q, saved.o_anchor, result.y, *norm, kappa, sigma, saved.o_speed, saved.norms,
+        *places, rows.row, heads, channels, *steps, *decays, ANCHORED=say.anchored, LINK=link.q, **say.pairs,
+    )  # fmt: skip
+    return result, saved
+
+
+def empty_result(q: Tensor, weights: Weights, moves: bool) -> Result:
+    """Room for the results."""
+    speeds = (torch.empty_like(weights.w1) if moves else weights.w1.new_empty(0) for _ in range(2))
+    return Result(torch.empty_like(q), *(torch.empty_like(weights.w1) for _ in range(4)), *speeds)
+
+
+def empty_saved(q: Tensor, weights: Weights, chunks: int, size: int, moves: bool, link: Link) -> Saved:
+    """Room for what the backward pass needs; the read's norm inputs are summed in float32."""
+    rows, heads, hidden, channels = weights.w2.shape
+    starts1, starts2 = (q.new_empty(chunks, heads, hidden, channels) for _ in range(2))
+    scores1, scores2 = (q.new_empty(chunks, heads, size, size) for _ in range(2))
+    o_q = torch.empty_like(q, dtype=torch.float32)
+    o_anchor = torch.empty_like(o_q) if weights.anchor1 is not None else o_q.new_empty(0)
+    u1, o, late_q, late, late_k, late_u1 = (torch.empty_like(q) for _ in range(6))
+    kept = o_q.new_empty(chunks, heads, channels)
+    plain = (starts1, starts2, u1, o, o_q, o_anchor, scores1, scores2, late_q, late, late_k, late_u1, kept)
+    momentum = (starts1, starts2, o_q, q, q, q)
+    own = [torch.empty_like(x) if moves else x.new_empty(0) for x in momentum]
+    own.append(o_q.new_empty((chunks + rows, heads, 2) if link.q > 0 else 0))
+    own += [torch.empty_like(x) if link.mass1 > 0 else x.new_empty(0) for x in (starts1, starts2, kept)]
+    return Saved(*plain, *own)

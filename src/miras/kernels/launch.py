@@ -1,0 +1,94 @@
+"""Block sizes, warps and compile-time arguments of the kernels of the 2-layer MLP memory.
+
+R sequences, B batch, T time, H heads, D channels, E hidden channels, N chunks
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any, NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from .arguments import Link
+
+# as many registers a thread as let two programs of eight warps share a multiprocessor
+FULL = {"num_warps": 8, "maxnreg": 128}
+# Gluon is experimental: its kernels run where they were compared
+RESIDENT = triton.__version__.startswith("3.6.") and torch.cuda.is_available() and torch.cuda.get_device_capability() == (9, 0)
+# the anchored parallel kernels in Gluon compile, but no GPU has compared them yet
+RESIDENT_ANCHORED = False
+INTERPRETED = os.environ.get("TRITON_INTERPRET", "0") == "1"
+DOTS = {torch.bfloat16: tl.bfloat16, torch.float16: tl.float16, torch.float32: tl.float32}
+
+
+class Options(NamedTuple):
+    """The compile-time arguments and launch settings of each kind of kernel."""
+
+    anchored: bool
+    resident: bool
+    reads_resident: bool
+    wide: int
+    pairs: dict[str, Any]
+    scan: dict[str, Any]
+    read: dict[str, Any]
+    read_backward: dict[str, Any]
+    scan_backward: dict[str, Any]
+    write_backward: dict[str, Any]
+
+
+def options(q: Tensor, size: int, hidden: int, decays: bool, anchored: bool, moves: bool, link: Link) -> Options:
+    """What the kernels are told: as many hidden channels at once as registers and shared memory hold."""
+    dtype, channels = q.dtype, q.shape[2]
+    wide = triton.next_power_of_2(channels)
+    exact, large = dtype == torch.float32, wide > 64
+    shape, warps = {"C": size, "DP": wide}, 8 if large else 4
+    # three products of rounded numbers are as good as one in float32, and the matrix units do them
+    products = {"DOT": DOTS[dtype], "PRECISION": "tf32" if not exact else "ieee" if INTERPRETED else "tf32x3"}
+    # float16 has no room for the exponents that split a decay between two tokens
+    paired = products | ({"DOT": tl.float32} if dtype == torch.float16 else {})
+
+    def blocks(most: int, warps: int, stages: int = 1) -> dict[str, Any]:
+        block = min(most // (2 if exact else 1) // (2 if large else 1), triton.next_power_of_2(hidden))
+        return (
+            shape
+            | products
+            | momentum
+            | linked
+            | {"EB": block, "NE": triton.cdiv(hidden, block), "num_warps": warps, "num_stages": stages}
+        )
+
+    momentum = {"MOMENTUM": moves}
+    linked = {"LINK": link.q}
+    mapped = {"FLOOR": link.floor, "MASS1": link.mass1, "MASS2": link.mass2, "LB": 32}
+    fast = {"FAST": not exact and not INTERPRETED}
+    alpha = {"HAS_ALPHA": decays}
+    fits = size == 64 and channels % 16 == 0 and channels <= 64 and hidden <= 256
+    resident = RESIDENT and q.is_cuda and not exact and fits and not moves and link == Link()
+    return Options(
+        anchored=anchored,
+        resident=resident,
+        reads_resident=resident and (RESIDENT_ANCHORED or not anchored),
+        wide=wide,
+        pairs=shape | paired | alpha | momentum | {"BLOCK": min(16, size), "num_warps": warps},
+        scan=blocks(128, 8) | fast | mapped,
+        read=blocks(128, 8) | fast if large else blocks(64, 4) | fast,
+        read_backward=blocks(128, 8) | fast,
+        scan_backward=blocks(128, 8) | fast | mapped,
+        write_backward=blocks(128, 8),
+    )
+
+
+def strides(gate: Tensor | None) -> tuple[int, int, int]:
+    """Token, head and channel strides of a gate ``[T,H,D or 1]``; a scalar gate stands still along the channels."""
+    if gate is None:
+        return 0, 0, 0
+    return gate.stride(0), gate.stride(1), 0 if gate.shape[2] == 1 else gate.stride(2)
+
+
+def rounded(anchors: tuple[Tensor | None, Tensor | None], q: Tensor) -> list[Tensor | None]:
+    """Anchors in the dtype of the products."""
+    return [None if anchor is None else anchor.to(q.dtype) for anchor in anchors]
