@@ -58,7 +58,7 @@ class DataConfig:
 class OptimConfig:
     """AdamW, its learning rate over time, and how long."""
 
-    steps: int = option(900, "optimiser steps")
+    steps: int = option(1200, "optimiser steps")
     tokens: int | None = option(None, "tokens to train on; takes the place of steps")
     lr: float | None = option(
         None, "peak learning rate; none: the one for the size that the model's name ends with, 4e-3 for others"
