@@ -3,12 +3,12 @@
     python benchmarks/kernels.py --out benchmarks/results/kernels.json
 
 Medians by CUDA events, peak memory, achieved TFLOP/s and their share of a measured matrix product, ratios to fla's delta rule
-where fla is importable (its path may be given by PYTHONPATH); then time against length at a fixed number of tokens, and a plot of
-it. fla tunes itself for minutes, so it runs in a process of its own, which is given up after ``--patience`` seconds; so does
+where fla is importable (its path may be given by PYTHONPATH); then time against length at a fixed number of tokens, and a plot
+of it. fla tunes itself for minutes, so it runs in a process of its own, which is given up after ``--patience`` seconds; so does
 titans-pytorch.
 
-The arithmetic counted is what the chunk form needs, with nothing recomputed: 7 products of C x E x D, 2 of C x C x E and 2 of C x C x D a
-chunk and head forwards, twice that backwards.
+The arithmetic counted is what the chunk form needs, with nothing recomputed: 7 products of C x E x D, 2 of C x C x E and 2 of
+C x C x D a chunk and head forwards, twice that backwards.
 """
 
 from __future__ import annotations
@@ -59,7 +59,8 @@ for B, T, H, D in sizes:
     else:
         from titans_pytorch import NeuralMemory
         from titans_pytorch.memory_models import MemoryMLP
-        memory = NeuralMemory(dim=H * D, dim_head=D, heads=H, chunk_size=64, batch_size=64, model=MemoryMLP(D, depth=2)).cuda().bfloat16()
+        sizes = {"dim": H * D, "dim_head": D, "heads": H, "chunk_size": 64, "batch_size": 64}
+        memory = NeuralMemory(**sizes, model=MemoryMLP(D, depth=2)).cuda().bfloat16()
         x = torch.randn(B, T, H * D, device="cuda", dtype=torch.bfloat16, requires_grad=True)
         print(json.dumps(measured(lambda: memory(x)[0], [x])), flush=True)
 """

@@ -9,7 +9,6 @@ B batch, H heads, D channels, E hidden channels, S shares of them
 
 from __future__ import annotations
 
-import os
 from typing import Any, NamedTuple
 
 import torch
@@ -23,8 +22,8 @@ from ..spec import Spec
 from ..types import Gates, Norm, Progress, State, Weights, require
 from .biases import DEVICE, Fused, fused
 from .decode_kernels import finish, step
+from .launch import DOTS, INTERPRETED
 
-DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 # programs that fill a GPU; where rows and heads are fewer, hidden channels are shared out
 PROGRAMS, WIDEST = 128, 256
 
@@ -42,11 +41,11 @@ def why_not(spec: Spec, device: torch.device, dtype: torch.dtype, channels: int)
     bias = fused(spec.bias)
     if isinstance(bias, str):
         return bias
-    if dtype not in DTYPES:
+    if dtype not in DOTS:
         return f"the decoding step takes bf16, fp16 and float32, not {dtype}"
     if channels > WIDEST:
         return f"the decoding step takes up to {WIDEST} channels a head, not {channels}"
-    if device.type != "cuda" and os.environ.get("TRITON_INTERPRET", "0") != "1":
+    if device.type != "cuda" and not INTERPRETED:
         return f"the decoding step needs an NVIDIA GPU (or TRITON_INTERPRET=1), not {device.type}"
     return None
 

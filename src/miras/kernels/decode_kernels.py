@@ -15,27 +15,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-
-@triton.jit
-def gelu(x):
-    """The tanh form: x sigmoid(2 z), z = sqrt(2/pi) (x + 0.044715 x^3)."""
-    return x * tl.sigmoid(1.5957691216057308 * (x + 0.044715 * x * x * x))
-
-
-@triton.jit
-def gelu_slope(x):
-    """gelu'(x) = s + x s (1 - s) 2 z'."""
-    s = tl.sigmoid(1.5957691216057308 * (x + 0.044715 * x * x * x))
-    return s + x * s * (1 - s) * 1.5957691216057308 * (1 + 0.134145 * x * x)
-
-
-@triton.jit
-def standardise(x, d, D):
-    """(x - mean) / std over the channels that are there, and 1 / std."""
-    mean = tl.sum(x, 0) / D
-    centred = tl.where(d < D, x - mean, 0.0)
-    inverse = tl.rsqrt(tl.sum(centred * centred, 0) / D + 1e-6)
-    return centred * inverse, inverse
+from .tiles import gelu, gelu_slope, one_error, standardise_one
 
 
 @triton.jit
@@ -134,7 +114,7 @@ def step(
         inside = (e[:, None] < E) & there[None, :]
         w2 = tl.load(start2_ptr + at, mask=inside, other=0.0)
         w1 = tl.load(start1_ptr + at, mask=inside, other=0.0)
-        o += tl.sum(w1 * gelu(tl.sum(w2 * k[None, :], 1))[:, None], 0)
+        o += tl.sum(w1 * gelu(tl.sum(w2 * k[None, :], 1), False)[:, None], 0)
         if SLOPED:
             a1 = tl.load(accumulated1_ptr + at, mask=inside, other=0.0)
             a2 = tl.load(accumulated2_ptr + at, mask=inside, other=0.0)
@@ -148,14 +128,11 @@ def step(
         slope1 = ratio(across1, square1, SMALLEST_SLOPE)
         slope2 = ratio(across2, square2, SMALLEST_SLOPE)
 
-    # its error at W1's output: u1 = (c - mean(c) - unit mean(c unit)) / std, c = gain * bias'(error)
-    unit, inverse = standardise(o, d, D)
-    error = k + gain * unit + shift - v
-    delta = error
+    # its error at W1's output
+    delta = o
     if HAS_DELTA:
         delta = gate(delta_ptr, row, head, d, delta_row, delta_head, delta_d, D)
-    c = tl.where(there, gain * BIAS(error, delta, P), 0.0)
-    u1 = tl.where(there, inverse * (c - tl.sum(c, 0) / D - unit * (tl.sum(c * unit, 0) / D)), 0.0)
+    u1, _, _, _, _ = one_error(o, k, v, delta, gain, shift, d, D, BIAS, P)
     step1, step2 = eta * u1, eta * k
     mu = alpha
     if HAS_MU:
@@ -169,9 +146,9 @@ def step(
         inside = (e[:, None] < E) & there[None, :]
         w1 = tl.load(start1_ptr + at, mask=inside, other=0.0)
         w2 = tl.load(start2_ptr + at, mask=inside, other=0.0)
-        h = tl.sum(w2 * k[None, :], 1)
-        move1 = gelu(h)[:, None] * step1[None, :]
-        move2 = (gelu_slope(h) * tl.sum(w1 * u1[None, :], 1))[:, None] * step2[None, :]
+        z, slope = gelu_slope(tl.sum(w2 * k[None, :], 1), False)
+        move1 = z[:, None] * step1[None, :]
+        move2 = (slope * tl.sum(w1 * u1[None, :], 1))[:, None] * step2[None, :]
         if HAS_MU:
             move1 -= mu[None, :] * tl.load(momentum1_ptr + at, mask=inside, other=0.0)
             move2 -= mu[None, :] * tl.load(momentum2_ptr + at, mask=inside, other=0.0)
@@ -199,10 +176,10 @@ def step(
         if STAYS:
             tl.store(new_moved1_ptr + at, move1, mask=inside)
             tl.store(new_moved2_ptr + at, move2, mask=inside)
-        hidden = gelu(tl.sum(new2 * q[None, :], 1))
+        hidden = gelu(tl.sum(new2 * q[None, :], 1), False)
         read += tl.sum(new1 * hidden[:, None], 0)
     if SHARES == 1:
-        tl.store(y_ptr + token, q + gain * standardise(read, d, D)[0] + shift, mask=there)
+        tl.store(y_ptr + token, q + gain * standardise_one(read, d, D)[0] + shift, mask=there)
     else:
         tl.store(part_ptr + (pair * SHARES + share) * D + d, read, mask=there)
 
@@ -219,7 +196,7 @@ def finish(
     parts = tl.load(
         part_ptr + (pair * SHARES + s[:, None]) * D + d[None, :], mask=(s[:, None] < SHARES) & there[None, :], other=0.0
     )
-    unit = standardise(tl.sum(parts, 0), d, D)[0]
+    unit = standardise_one(tl.sum(parts, 0), d, D)[0]
     if HAS_NORM:
         head = pair % H
         gain = tl.load(gain_ptr + head * D + d, mask=there, other=0.0)

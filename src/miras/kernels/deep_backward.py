@@ -75,12 +75,13 @@ def backward(
     )  # fmt: skip
     states = (saved.starts1, saved.starts2)
     hiddens = (z, slope, curve, move1, move2)
+    low_anchors = rounded(anchors, q) if say.reads_resident else []
     if say.reads_resident:
         from .resident_reads import read_backward_resident
 
         # with an anchor only one program fits a multiprocessor, which may then have all registers
         read_backward_resident[grid](
-            q, saved.late_q, k, eta, saved.u1, do, late_do, saved.scores2, dscores1, dscores2, *states, *rounded(anchors, q),
+            q, saved.late_q, k, eta, saved.u1, do, late_do, saved.scores2, dscores1, dscores2, *states, *low_anchors,
             dread, dq_anchor, dwhole, dx, du1, *hiddens, danchor1, danchor2, *places, rows.row, *sizes, *steps,
             ANCHORED=say.anchored, **({"num_warps": 8} if say.anchored else FULL),
         )  # fmt: skip
@@ -132,7 +133,7 @@ def backward(
         from .resident_reads import write_backward_resident
 
         write_backward_resident[grid](
-            *vectors, *states, *rounded(anchors, q), *hiddens, *found, *places, rows.row, *sizes, ANCHORED=say.anchored, **FULL,
+            *vectors, *states, *low_anchors, *hiddens, *found, *places, rows.row, *sizes, ANCHORED=say.anchored, **FULL,
         )  # fmt: skip
     else:
         write_backward[grid](

@@ -5,7 +5,6 @@ R sequences, B batch, T time, H heads, D channels, E hidden channels, C tokens o
 
 from __future__ import annotations
 
-import os
 from itertools import islice
 from typing import Any
 
@@ -22,7 +21,7 @@ from .arguments import Lead, Link, Momentum, Result, Rows, Saved, Tokens, Weight
 from .biases import Fused, fused
 from .deep_backward import backward
 from .deep_forward import empty_result, empty_saved, forward
-from .launch import DOTS
+from .launch import DOTS, INTERPRETED
 from .momentum import factors
 from .states import held, led, link_of, opened
 
@@ -60,7 +59,7 @@ def why_not(
     bias = fused(spec.bias)
     if isinstance(bias, str):
         return bias
-    if interpreted():
+    if INTERPRETED:
         known = size in SIZES and NARROWEST <= channels <= WIDEST and dtype in DOTS
         return None if known else f"the kernels take chunks of {_listed(SIZES)} tokens, not {size}"
     if device.type != "cuda":
@@ -90,11 +89,6 @@ def _channelwise(gate: Tensor | None) -> bool:
 
 def _listed(numbers: tuple[int, ...]) -> str:
     return ", ".join(map(str, numbers))
-
-
-def interpreted() -> bool:
-    """Whether Triton's interpreter stands in for a GPU."""
-    return os.environ.get("TRITON_INTERPRET", "0") == "1"
 
 
 def _lead(given: list[Tensor]) -> Lead | None:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .tiles import gelu, gelu_curve, gelu_slope, weight
+from .tiles import gelu, gelu_curve, gelu_slope, one_backprop, one_error, weight
 
 # weights are kept at least this large before a logarithm
 LOWEST = tl.constexpr(1e-8)
@@ -24,25 +24,6 @@ LOWEST = tl.constexpr(1e-8)
 def vector(ptr, d, D):
     """One token's channels."""
     return tl.load(ptr + d, mask=d < D, other=0.0)
-
-
-@triton.jit
-def one_error(o, k, v, delta, gain, shift, d, D, BIAS: tl.constexpr, P: tl.constexpr):
-    """One token's u1 = LN'(o)[gain c(e)], with the standardised o, 1 / std, e and gain c."""
-    inside = d < D
-    centred = tl.where(inside, o - tl.sum(o, 0) / D, 0.0)
-    inverse = tl.rsqrt(tl.sum(centred * centred, 0) / D + 1e-6)
-    unit = centred * inverse
-    error = k + gain * unit + shift - v
-    c = tl.where(inside, gain * BIAS(error, delta, P), 0.0)
-    return one_backprop(c, unit, inverse, d, D), unit, inverse, error, c
-
-
-@triton.jit
-def one_backprop(error, unit, inverse, d, D):
-    """The derivative of standardising one token, which is its own transpose."""
-    out = inverse * (error - tl.sum(error, 0) / D - unit * (tl.sum(error * unit, 0) / D))
-    return tl.where(d < D, out, 0.0)
 
 
 @triton.jit

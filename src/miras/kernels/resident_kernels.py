@@ -16,21 +16,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, warpgroup_mma
 
-
-@gluon.jit
-def tanh(x):
-    """The hardware's own, good to 2^-11."""
-    return gl.inline_asm_elementwise("tanh.approx.f32 $0, $1;", "=f,f", [x], dtype=gl.float32, is_pure=True, pack=1)
-
-
-@gluon.jit
-def gelu_slope(x):
-    """gelu(x) and gelu'(x), as in tiles.py."""
-    square = x * x
-    th = tanh(x * (0.7978845608028654 + 0.035677408136300125 * square))
-    half = 0.5 * x
-    slope = 0.5 * th + 0.5 + half * (1 - th * th) * (0.7978845608028654 + 0.10703222440890037 * square)
-    return half * th + half, slope
+from .tiles import gelu_slope
 
 
 @gluon.jit
@@ -46,18 +32,18 @@ def add3(a, b, c, d, e, f):
 
 
 @gluon.jit
-def fetch(smem, ptr, first, count, stride, D: gl.constexpr, L: gl.constexpr, ROWS: gl.constexpr):
-    """Start copying rows [ROWS,64] of a matrix into shared memory, zeros where there is no row or column."""
-    r = gl.arange(0, ROWS, layout=gl.SliceLayout(1, L))
+def fetch(smem, ptr, first, count, stride, D: gl.constexpr, L: gl.constexpr):
+    """Start copying rows of 64 of a matrix into shared memory, zeros where there is no row or column."""
+    r = gl.arange(0, smem.shape[0], layout=gl.SliceLayout(1, L))
     c = gl.arange(0, 64, layout=gl.SliceLayout(0, L))
     where = ptr + (first + r)[:, None] * stride + c[None, :]
     async_copy.async_copy_global_to_shared(smem, where, mask=(r < count)[:, None] & (c < D)[None, :])
 
 
 @gluon.jit
-def put(ptr, smem, count: gl.constexpr, D: gl.constexpr, L: gl.constexpr):
-    """Copy a weight's copy [256,64] from shared memory to a place of its own."""
-    r = gl.arange(0, 256, layout=gl.SliceLayout(1, L))
+def put(ptr, smem, count, D: gl.constexpr, L: gl.constexpr):
+    """Copy a tile from shared memory to rows of D at ``ptr``."""
+    r = gl.arange(0, smem.shape[0], layout=gl.SliceLayout(1, L))
     c = gl.arange(0, 64, layout=gl.SliceLayout(0, L))
     gl.store(ptr + r[:, None] * D + c[None, :], smem.load(L), mask=(r < count)[:, None] & (c < D)[None, :])
 
@@ -113,12 +99,12 @@ def scan_resident(
     w1a, w1b = half(w1_ptr + base, 0, D, E, EC), half(w1_ptr + base, 128, D, E, EC)
     w2a, w2b = half(w2_ptr + base, 0, D, E, EC), half(w2_ptr + base, 128, D, E, EC)
     chunks = (length + 63) // 64
-    fetch(k_s, k_ptr + head * D, first, length, stride, D, LINES, 64)
-    fetch(v_s, v_ptr + head * D, first, length, stride, D, LINES, 64)
-    fetch(late_s, late_ptr + head * D, first, length, stride, D, LINES, 64)
-    fetch(late_k_s, late_k_ptr + head * D, first, length, stride, D, LINES, 64)
+    fetch(k_s, k_ptr + head * D, first, length, stride, D, LINES)
+    fetch(v_s, v_ptr + head * D, first, length, stride, D, LINES)
+    fetch(late_s, late_ptr + head * D, first, length, stride, D, LINES)
+    fetch(late_k_s, late_k_ptr + head * D, first, length, stride, D, LINES)
     if HAS_DELTA:
-        fetch(delta_s, delta_ptr + head * D, first, length, stride, D, SINGLES, 64)
+        fetch(delta_s, delta_ptr + head * D, first, length, stride, D, SINGLES)
     async_copy.commit_group()
     for step in range(chunks):
         # the difference is zero, but the compiler does not know: else it keeps a running address for every tensor and spills
@@ -140,7 +126,7 @@ def scan_resident(
         put(starts2_ptr + (number * H + head) * E * D, w2_s, E, D, LINES)
         for i in gl.static_range(2):
             h = warpgroup_mma(w2_s.slice(i * 128, 128), k_s.permute((1, 0)), gl.zeros([128, 64], gl.float32, EC), use_acc=False)
-            z, slope = gelu_slope(h)
+            z, slope = gelu_slope(h, True)
             z_s.slice(i * 128, 128).store(z.to(DOT))
             slope_s.slice(i * 128, 128).store(slope.to(DOT))
         fence_async_shared()
@@ -172,11 +158,11 @@ def scan_resident(
         gl.thread_barrier()
         ahead = first + (n + 1) * 64
         left = length - (n + 1) * 64
-        fetch(k_s, k_ptr + head * D, ahead, left, stride, D, LINES, 64)
-        fetch(v_s, v_ptr + head * D, ahead, left, stride, D, LINES, 64)
-        fetch(late_s, late_ptr + head * D, ahead, left, stride, D, LINES, 64)
+        fetch(k_s, k_ptr + head * D, ahead, left, stride, D, LINES)
+        fetch(v_s, v_ptr + head * D, ahead, left, stride, D, LINES)
+        fetch(late_s, late_ptr + head * D, ahead, left, stride, D, LINES)
         if HAS_DELTA:
-            fetch(delta_s, delta_ptr + head * D, ahead, left, stride, D, SINGLES, 64)
+            fetch(delta_s, delta_ptr + head * D, ahead, left, stride, D, SINGLES)
         async_copy.commit_group()
         kept = gl.load(kept_ptr + (number * H + head) * D + d, mask=d < D, other=0.0)[None, :]
         w1a, w2a = kept * w1a, kept * w2a
@@ -195,7 +181,7 @@ def scan_resident(
         u2 = (slope_s.slice(128, 128).load(EC).to(gl.float32) * a).to(DOT)
         w2b = warpgroup_mma(gl.convert_layout(u2, LEFT), late_k_s, w2b)
         gl.thread_barrier()
-        fetch(late_k_s, late_k_ptr + head * D, ahead, left, stride, D, LINES, 64)
+        fetch(late_k_s, late_k_ptr + head * D, ahead, left, stride, D, LINES)
         async_copy.commit_group()
     async_copy.wait_group(0)
     keep(end1_ptr + base, w1a, 0, D, E, EC)
@@ -267,19 +253,19 @@ def scan_backward_resident(
         save, wide = (number * H + head) * E * D, (number * H + head) * E * 64
         slot = ((number + row) * H + head) * E * D
         begin, count = first + n * 64, length - n * 64
-        fetch(slope_s, slope_ptr + wide, 0, E, 64, 64, LINES, 256)
-        fetch(curve_s, curve_ptr + wide, 0, E, 64, 64, LINES, 256)
-        fetch(late_k_s, late_k_ptr + head * D, begin, count, stride, D, LINES, 64)
+        fetch(slope_s, slope_ptr + wide, 0, E, 64, 64, LINES)
+        fetch(curve_s, curve_ptr + wide, 0, E, 64, 64, LINES)
+        fetch(late_k_s, late_k_ptr + head * D, begin, count, stride, D, LINES)
         async_copy.commit_group()
-        fetch(w1_s, starts1_ptr + save, 0, E, D, D, LINES, 256)
-        fetch(z_s, z_ptr + wide, 0, E, 64, 64, LINES, 256)
-        fetch(u1_s, u1_ptr + head * D, begin, count, stride, D, LINES, 64)
-        fetch(late_s, late_ptr + head * D, begin, count, stride, D, LINES, 64)
-        fetch(unit_s, unit_ptr + head * D, begin, count, stride, D, LINES, 64)
-        fetch(pull_s, pull_ptr + head * D, begin, count, stride, D, LINES, 64)
-        fetch(bend_s, bend_ptr + head * D, begin, count, stride, D, LINES, 64)
-        fetch(late_u1_s, late_u1_ptr + head * D, begin, count, stride, D, LINES, 64)
-        fetch(k_s, k_ptr + head * D, begin, count, stride, D, LINES, 64)
+        fetch(w1_s, starts1_ptr + save, 0, E, D, D, LINES)
+        fetch(z_s, z_ptr + wide, 0, E, 64, 64, LINES)
+        fetch(u1_s, u1_ptr + head * D, begin, count, stride, D, LINES)
+        fetch(late_s, late_ptr + head * D, begin, count, stride, D, LINES)
+        fetch(unit_s, unit_ptr + head * D, begin, count, stride, D, LINES)
+        fetch(pull_s, pull_ptr + head * D, begin, count, stride, D, LINES)
+        fetch(bend_s, bend_ptr + head * D, begin, count, stride, D, LINES)
+        fetch(late_u1_s, late_u1_ptr + head * D, begin, count, stride, D, LINES)
+        fetch(k_s, k_ptr + head * D, begin, count, stride, D, LINES)
         async_copy.commit_group()
         there = (t < count)[:, None] & (j < D)[None, :]
         out = (begin + t)[:, None] * stride + head * D + j[None, :]
@@ -303,7 +289,7 @@ def scan_backward_resident(
         dw1a = warpgroup_mma(slope_s.slice(0, 128), u1_s, dw1a)
         dw1b = warpgroup_mma(slope_s.slice(128, 128), u1_s, dw1b)
         gl.thread_barrier()
-        fetch(slope_s, slope_ptr + wide, 0, E, 64, 64, LINES, 256)
+        fetch(slope_s, slope_ptr + wide, 0, E, 64, 64, LINES)
         async_copy.commit_group()
         g += du1 - late_s.load(CD).to(gl.float32) * dy1
         gl.store(du1_ptr + out, g, mask=there)
@@ -327,8 +313,8 @@ def scan_backward_resident(
             dw1_s.slice(128, 128), late_u1_s, w1_s.slice(128, 128), unit_s, curve_s.slice(128, 128), slope_s.slice(128, 128), EC,
         )
         gl.thread_barrier()
-        fetch(curve_s, move1_ptr + slot, 0, E, D, D, LINES, 256)
-        fetch(w1_s, move2_ptr + slot, 0, E, D, D, LINES, 256)
+        fetch(curve_s, move1_ptr + slot, 0, E, D, D, LINES)
+        fetch(w1_s, move2_ptr + slot, 0, E, D, D, LINES)
         async_copy.commit_group()
         dw2a = warpgroup_mma(gl.convert_layout(dh_a, LEFT), k_s, dw2a)
         dw2b = warpgroup_mma(gl.convert_layout(dh_b, LEFT), k_s, dw2b)

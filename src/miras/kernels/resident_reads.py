@@ -16,34 +16,8 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, warpgroup_mma
 
-from .resident_kernels import gelu_slope, tanh
-
-
-@gluon.jit
-def gelu_curve(x):
-    """gelu(x), gelu'(x) and gelu''(x), as in tiles.py."""
-    square = x * x
-    th = tanh(x * (0.7978845608028654 + 0.035677408136300125 * square))
-    half = 0.5 * x
-    bend = 1 - th * th
-    inner = 0.7978845608028654 + 0.10703222440890037 * square
-    slope = 0.5 * th + 0.5 + half * bend * inner
-    return half * th + half, slope, bend * (inner + x * (0.10703222440890037 * x - th * inner * inner))
-
-
-@gluon.jit
-def fetch(smem, ptr, first, count, stride, D: gl.constexpr, L: gl.constexpr):
-    """Start copying rows [64,64] of a matrix into shared memory, zeros where there is no row or column."""
-    r, c = gl.arange(0, 64, layout=gl.SliceLayout(1, L)), gl.arange(0, 64, layout=gl.SliceLayout(0, L))
-    where = ptr + (first + r)[:, None] * stride + c[None, :]
-    async_copy.async_copy_global_to_shared(smem, where, mask=(r < count)[:, None] & (c < D)[None, :])
-
-
-@gluon.jit
-def put(ptr, smem, count, D: gl.constexpr, L: gl.constexpr):
-    """Copy a tile [64,64] from shared memory to rows of D at ``ptr``."""
-    r, c = gl.arange(0, 64, layout=gl.SliceLayout(1, L)), gl.arange(0, 64, layout=gl.SliceLayout(0, L))
-    gl.store(ptr + r[:, None] * D + c[None, :], smem.load(L), mask=(r < count)[:, None] & (c < D)[None, :])
+from .resident_kernels import fetch, put
+from .tiles import gelu_curve, gelu_slope
 
 
 @gluon.jit
@@ -125,7 +99,7 @@ def readout_resident(
         # the difference is zero, but the compiler does not know: else it keeps a running address for every tensor and spills
         i = block + gl.load(row_ptr + number) - row
         ready()
-        z, slope = gelu_slope(product(w2_s, key_s.permute((1, 0)), L))
+        z, slope = gelu_slope(product(w2_s, key_s.permute((1, 0)), L), True)
         z_s.store(z.to(DOT))
         u2_s.store((slope * product(w1_s, u1_s.permute((1, 0)), L)).to(DOT))
         fence_async_shared()
@@ -134,7 +108,7 @@ def readout_resident(
         h_q = warpgroup_mma(w2_s, late_s.permute((1, 0)), -h_q)
         if ANCHORED:
             h_q = warpgroup_mma(a2_s, towards_s.permute((1, 0)), h_q)
-        z_q, slope = gelu_slope(h_q)
+        z_q, _ = gelu_slope(h_q, True)
         z_q_s.store(z_q.to(DOT))
         fence_async_shared()
         gl.thread_barrier()
@@ -220,7 +194,7 @@ def read_backward_resident(
     dk, du1 = gl.zeros([64, 64], gl.float32, L), gl.zeros([64, 64], gl.float32, L)
     for i in range((E + 63) // 64):
         ready()
-        z, slope, curve = gelu_curve(product(w2_s, key_s.permute((1, 0)), L))
+        z, slope, curve = gelu_curve(product(w2_s, key_s.permute((1, 0)), L), True)
         a_s.store(z.to(DOT))
         b_s.store(slope.to(DOT))
         a = product(w1_s, u1_s.permute((1, 0)), L)
@@ -232,7 +206,7 @@ def read_backward_resident(
         h_q = warpgroup_mma(w2_s, late_s.permute((1, 0)), -h_q)
         if ANCHORED:
             h_q = warpgroup_mma(a2_s, towards_s.permute((1, 0)), h_q)
-        z_q, slope_q = gelu_slope(h_q)
+        z_q, slope_q = gelu_slope(h_q, True)
         e_s.store(z_q.to(DOT))
         dz_q = product(w1_s, do_s.permute((1, 0)), L)
         dz_q = warpgroup_mma(a_s, ds1_s.permute((1, 0)), dz_q)

@@ -64,6 +64,30 @@ def norm_backprop(error, unit, inverse, d, D):
 
 
 @triton.jit
+def standardise_one(x, d, D):
+    """(x - mean) / std of one token's channels, and 1 / std."""
+    centred = tl.where(d < D, x - tl.sum(x, 0) / D, 0.0)
+    inverse = tl.rsqrt(tl.sum(centred * centred, 0) / D + 1e-6)
+    return centred * inverse, inverse
+
+
+@triton.jit
+def one_backprop(error, unit, inverse, d, D):
+    """The derivative of standardising one token, which is its own transpose."""
+    out = inverse * (error - tl.sum(error, 0) / D - unit * (tl.sum(error * unit, 0) / D))
+    return tl.where(d < D, out, 0.0)
+
+
+@triton.jit
+def one_error(o, k, v, delta, gain, shift, d, D, BIAS: tl.constexpr, P: tl.constexpr):
+    """One token's u1 = LN'(o)[gain c(e)], with the standardised o, 1 / std, e and gain c."""
+    unit, inverse = standardise_one(o, d, D)
+    error = k + gain * unit + shift - v
+    c = tl.where(d < D, gain * BIAS(error, delta, P), 0.0)
+    return one_backprop(c, unit, inverse, d, D), unit, inverse, error, c
+
+
+@triton.jit
 def tanh(x, FAST: tl.constexpr):
     """tanh: the hardware's own, good to 2^-11, where products are rounded to 16 bits anyway."""
     if FAST:
