@@ -20,7 +20,7 @@ FULL = {"num_warps": 8, "maxnreg": 128}
 # Gluon is experimental: its kernels run where they were compared
 RESIDENT = triton.__version__.startswith("3.6.") and torch.cuda.is_available() and torch.cuda.get_device_capability() == (9, 0)
 # the anchored parallel kernels in Gluon compile, but no GPU has compared them yet
-RESIDENT_ANCHORED = False
+RESIDENT_ANCHORED = True
 INTERPRETED = os.environ.get("TRITON_INTERPRET", "0") == "1"
 DOTS = {torch.bfloat16: tl.bfloat16, torch.float16: tl.float16, torch.float32: tl.float32}
 

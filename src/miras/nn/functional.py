@@ -14,12 +14,17 @@ EPS = 1e-6
 
 def unit_length(x: Tensor) -> Tensor:
     """x / sqrt(||x||^2 + eps) over the channels."""
-    return x * torch.rsqrt((x * x).sum(-1, keepdim=True) + EPS)
+    return scaled(x, torch.rsqrt((x * x).sum(-1, keepdim=True) + EPS))
 
 
 def unit_scale(x: Tensor) -> Tensor:
     """x / sqrt(mean x^2 + eps) over the channels."""
-    return x * torch.rsqrt((x * x).mean(-1, keepdim=True) + EPS)
+    return scaled(x, torch.rsqrt((x * x).mean(-1, keepdim=True) + EPS))
+
+
+def scaled(x: Tensor, factor: Tensor) -> Tensor:
+    """x * factor in the dtype of x: autocast on a GPU makes sums and roots float32, and a memory wants q, k and v alike."""
+    return x * factor.to(x.dtype)
 
 
 def positive(x: Tensor) -> Tensor:
