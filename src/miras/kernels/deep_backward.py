@@ -16,13 +16,12 @@ from .backward_kernels import (
     anchor_backward,
     begin_backward,
     finish_backward,
-    gate_backward,
-    linearise,
     read_backward,
     scan_backward,
     write_backward,
 )
 from .biases import DEVICE, Fused
+from .gate_kernels import bias_backward, gate_backward, linearise
 from .launch import FULL, options, rounded, strides
 
 
@@ -79,11 +78,15 @@ def backward(
     if say.reads_resident:
         from .resident_reads import read_backward_resident
 
-        # with an anchor only one program fits a multiprocessor, which may then have all registers
+        moves = momentum is not None
+        side = (saved.speeds1, saved.speeds2) if moves else low_anchors
+        dside = (own.push1, own.push2) if moves else (danchor1, danchor2)
         read_backward_resident[grid](
-            q, saved.late_q, k, eta, saved.u1, do, late_do, saved.scores2, dscores1, dscores2, *states, *low_anchors,
-            dread, dq_anchor, dwhole, dx, du1, *hiddens, danchor1, danchor2, *places, rows.row, *sizes, *steps,
-            ANCHORED=say.anchored, **({"num_warps": 8} if say.anchored else FULL),
+            q, saved.late_q, k, eta, saved.u1, do, late_do, saved.scores2, dscores1, dscores2, *states, *side,
+            dread, own.dq_speed if moves else dq_anchor, dwhole, dx, du1, *hiddens, *dside, sigma, saved.norms, dscale,
+            *places, rows.row, *sizes, *steps, ANCHORED=say.anchored, MOMENTUM=moves, LINK=link.q,
+            # with more weights only one program fits a multiprocessor, which may then have all registers
+            **({"num_warps": 8} if say.anchored or moves else FULL),
         )  # fmt: skip
     else:
         read_backward[grid](
@@ -128,29 +131,37 @@ def backward(
         )  # fmt: skip
     # the linearised errors are not needed any more
     dy1, dy2 = unit, pull
+    slow = (
+        saved.slow_k, saved.slow_u1, saved.speeds1, saved.speeds2, own.push1, own.push2, own.dslow1, own.dslow2, own.dcarried, own.dgrown_end,
+    )  # fmt: skip
     vectors, found = (saved.late_k, saved.u1, saved.late_u1, do), (dwhole, dy1, dy2, dend)
     if say.reads_resident:
-        from .resident_reads import write_backward_resident
+        from .resident_writes import write_backward_resident
 
         write_backward_resident[grid](
-            *vectors, *states, *low_anchors, *hiddens, *found, *places, rows.row, *sizes, ANCHORED=say.anchored, **FULL,
+            *vectors, *states, *low_anchors, *hiddens, *found, *slow, saved.norms, *places, rows.row, *sizes,
+            ANCHORED=say.anchored, MOMENTUM=momentum is not None, LINK=link.q, **({"num_warps": 8} if momentum is not None else FULL),
         )  # fmt: skip
     else:
         write_backward[grid](
-            *vectors, *states, *anchors, *hiddens, *found, saved.slow_k, saved.slow_u1, saved.speeds1, saved.speeds2,
-            own.push1, own.push2, own.dslow1, own.dslow2, own.dcarried, own.dgrown_end, saved.norms, *places, rows.row, *sizes,
+            *vectors, *states, *anchors, *hiddens, *found, *slow, saved.norms, *places, rows.row, *sizes,
             ANCHORED=say.anchored, **say.write_backward,
         )  # fmt: skip
     del arguments, hiddens, z, slope, curve
     deta, ddelta = (torch.empty_like(q, dtype=torch.float32) for _ in range(2))
     dk, dv = torch.empty_like(q), torch.empty_like(q)
-    gate_backward[grid](
-        k, v, eta, log_alpha, delta, saved.u1, saved.o, *norm, dwrite, dx, du1, dy1, dy2, dend, dwhole,
-        dk, dv, deta, dlog, ddelta, dgain[1], dshift[1],
+    own_bias = {"BIAS": device.gradient, "SLOPE": device.slope, "P": bias.p, "HAS_DELTA": delta is not None}
+    bias_backward[grid](
+        k, v, delta, saved.o, *norm, du1, dv, ddelta, dgain[1], dshift[1], *places, rows.row, heads, channels, *thresholds,
+        C=size, DP=say.wide, DELTA_SLOPE=device.delta_slope, **own_bias, **FULL,
+    )  # fmt: skip
+    # a momentum's factors are sums over the channels, which one program then has
+    block = say.wide if momentum is not None else min(say.wide, 32)
+    gate_backward[(*grid, triton.cdiv(channels, block))](
+        k, eta, log_alpha, saved.u1, dv, dwrite, dx, dy1, dy2, dend, dwhole, dk, deta, dlog,
         kappa, grown, own.dslow1, own.dslow2, own.dcarried, own.dkappa, own.dsigma, own.dgrown,
-        *places, rows.row, heads, channels, *steps, *decays, *thresholds,
-        C=size, DP=say.wide, BIAS=device.gradient, SLOPE=device.slope, DELTA_SLOPE=device.delta_slope, P=bias.p,
-        HAS_ALPHA=log_alpha is not None, HAS_DELTA=delta is not None, MOMENTUM=momentum is not None, num_warps=say.pairs["num_warps"],
+        *places, rows.row, heads, channels, *steps, *decays,
+        C=size, DB=block, HAS_ALPHA=log_alpha is not None, MOMENTUM=momentum is not None, **FULL,
     )  # fmt: skip
     if say.anchored:
         anchor_backward[(rows.first.shape[0], heads, triton.cdiv(hidden, 32))](

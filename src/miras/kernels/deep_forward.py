@@ -63,8 +63,9 @@ def forward(
         from .resident_reads import readout_resident
 
         readout_resident[grid](
-            q, saved.late_q, k, saved.u1, *read, saved.o_anchor, saved.starts1, saved.starts2, *rounded(anchors, q),
-            *places, rows.row, heads, channels, hidden, ANCHORED=say.anchored, **FULL,
+            q, saved.late_q, k, saved.u1, *read, saved.o_speed if moves else saved.o_anchor, saved.starts1, saved.starts2,
+            *((saved.speeds1, saved.speeds2) if moves else rounded(anchors, q)), sigma, saved.norms,
+            *places, rows.row, heads, channels, hidden, ANCHORED=say.anchored, MOMENTUM=moves, LINK=link.q, **FULL,
         )  # fmt: skip
     else:
         readout[grid](

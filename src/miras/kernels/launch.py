@@ -19,8 +19,6 @@ from .arguments import Link
 FULL = {"num_warps": 8, "maxnreg": 128}
 # Gluon is experimental: its kernels run where they were compared
 RESIDENT = triton.__version__.startswith("3.6.") and torch.cuda.is_available() and torch.cuda.get_device_capability() == (9, 0)
-# the anchored parallel kernels in Gluon compile, but no GPU has compared them yet
-RESIDENT_ANCHORED = True
 INTERPRETED = os.environ.get("TRITON_INTERPRET", "0") == "1"
 DOTS = {torch.bfloat16: tl.bfloat16, torch.float16: tl.float16, torch.float32: tl.float32}
 
@@ -67,11 +65,12 @@ def options(q: Tensor, size: int, hidden: int, decays: bool, anchored: bool, mov
     fast = {"FAST": not exact and not INTERPRETED}
     alpha = {"HAS_ALPHA": decays}
     fits = size == 64 and channels % 16 == 0 and channels <= 64 and hidden <= 256
-    resident = RESIDENT and q.is_cuda and not exact and fits and not moves and link == Link()
+    hopper = RESIDENT and q.is_cuda and not exact and fits
+    resident = hopper and not moves and link == Link()
     return Options(
         anchored=anchored,
         resident=resident,
-        reads_resident=resident and (RESIDENT_ANCHORED or not anchored),
+        reads_resident=hopper and not (anchored and moves),
         wide=wide,
         pairs=shape | paired | alpha | momentum | {"BLOCK": min(16, size), "num_warps": warps},
         scan=blocks(128, 8) | fast | mapped,
