@@ -6,9 +6,17 @@ from typing import Any
 
 from ...types import require
 from .base import HELD_OUT, Batch, Questions, Task, TokenTask, Vectors, VectorTask, generator
+from .copying import SelectiveCopying
 from .mqar import MQAR
+from .noise import NoisyRecall, NoisyVectors
+from .overwriting import Overwriting
+from .regression import LinearRegression
+from .tracking import StateTracking
 
-TASKS: dict[str, type[Task]] = {task.name: task for task in (MQAR,)}
+TASKS: dict[str, type[Task]] = {
+    task.name: task
+    for task in (MQAR, NoisyRecall, NoisyVectors, Overwriting, SelectiveCopying, LinearRegression, StateTracking)
+}
 
 
 def task_of(name: str, **settings: Any) -> Task:
@@ -29,7 +37,13 @@ __all__ = [
     "MQAR",
     "TASKS",
     "Batch",
+    "LinearRegression",
+    "NoisyRecall",
+    "NoisyVectors",
+    "Overwriting",
     "Questions",
+    "SelectiveCopying",
+    "StateTracking",
     "Task",
     "TokenTask",
     "VectorTask",
