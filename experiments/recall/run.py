@@ -23,7 +23,7 @@ import torch
 import yaml
 
 from miras.lab.crew import Crew, Report, attempt
-from miras.lab.plan import contestant_of, identity, predicted, read_plan, read_results
+from miras.lab.plan import Result, contestant_of, identity, predicted, read_plan, read_results
 from miras.lab.provenance import device_name, provenance
 from miras.lab.tasks import TASKS, task_of
 from miras.lab.trial import Precision, Trial
@@ -67,10 +67,10 @@ def arguments() -> argparse.Namespace:
     return given
 
 
-def asked(given: argparse.Namespace, precision: Precision) -> list[Trial]:
+def asked(given: argparse.Namespace, precision: Precision, known: list[Result]) -> list[Trial]:
     """The trials that the command line asks for."""
     if given.plan is not None:
-        return read_plan(given.plan, precision)
+        return read_plan(given.plan, precision, known)
     model = contestant_of({"name": given.model, **dict(vars(given)["with"])})
     task = task_of(given.task, **dict(given.set))
     numbers = {name: getattr(given, name) for name in ("seed", "rate", "steps", "rows", "check")}
@@ -85,9 +85,9 @@ def title(trial: Trial) -> str:
 class Writer:
     """Adds lines to the file of results, and says on the terminal what became of each trial."""
 
-    def __init__(self, path: Path, made: dict[str, Any], trials: int) -> None:
-        self.path, self.made, self.trials = path, made, trials
-        self.told = self.failures = 0
+    def __init__(self, path: Path, made: dict[str, Any]) -> None:
+        self.path, self.made = path, made
+        self.trials = self.told = self.failures = 0
         path.parent.mkdir(parents=True, exist_ok=True)
 
     def tell(self, report: Report) -> None:
@@ -107,38 +107,65 @@ class Writer:
         print(line + f"{read}  {result['steps_taken']} steps, {result['seconds']:.0f} s", flush=True)
 
 
+class Session:
+    """One call of the command: what is known, what is left of the time, who writes."""
+
+    def __init__(self, given: argparse.Namespace) -> None:
+        self.given, self.deadline = given, time.time() + given.seconds
+        self.device = torch.device(given.device)
+        self.name = device_name(self.device)
+        self.precision: Precision = given.precision or ("bf16" if self.device.type == "cuda" else "float32")
+        made = {"device": self.name, "workers": given.workers, **provenance("transformers", "triton", "fla-core")}
+        self.writer = Writer(given.results, made)
+        self.tried: set[str] = set()
+        self.known: list[Result] = []
+
+    def todo(self) -> list[Trial]:
+        """The trials that are neither done nor tried."""
+        self.known = read_results([self.given.results, *self.given.known])
+        done = {identity(result["trial"]) for result in self.known}
+        trials = asked(self.given, self.precision, self.known)
+        left = [trial for trial in trials if identity(trial.to_dict()) not in done | self.tried]
+        print(f"{len(trials)} trials, {len(left)} of them to do", flush=True)
+        return left
+
+    def fits(self, trial: Trial) -> bool:
+        """Whether a trial is expected to end in time."""
+        left = self.deadline - time.time()
+        return left > max(predicted(trial, self.known, self.name) or 0.0, LEAST_SECONDS)
+
+    def work(self, todo: list[Trial]) -> None:
+        """Work off a list."""
+        self.tried |= {identity(trial.to_dict()) for trial in todo}
+        self.writer.trials += len(todo)
+        if self.given.workers == 1:
+            torch.set_num_threads(1)
+            for trial in filter(self.fits, todo):
+                self.writer.tell(attempt(trial, self.device, self.deadline))
+            return
+        Crew(
+            todo,
+            workers=self.given.workers,
+            device=self.device,
+            deadline=self.deadline,
+            fits=self.fits,
+            tell=self.writer.tell,
+        ).run()
+
+
 def main() -> int:
     """The command."""
     given, began = arguments(), time.time()
-    device = torch.device(given.device)
-    precision = given.precision or ("bf16" if device.type == "cuda" else "float32")
-    known = read_results([given.results, *given.known])
-    done = {identity(result["trial"]) for result in known}
-    trials = asked(given, precision)
-    todo = [trial for trial in trials if identity(trial.to_dict()) not in done]
-    print(f"{len(trials)} trials, {len(trials) - len(todo)} of them done", flush=True)
+    session = Session(given)
     if given.list:
-        print("\n".join(map(title, todo)))
+        print("\n".join(map(title, session.todo())))
         return 0
-    name, deadline = device_name(device), began + given.seconds
-    made = {"device": name, "workers": given.workers, **provenance("transformers", "triton", "fla-core")}
-    writer = Writer(given.results, made, len(todo))
-
-    def fits(trial: Trial) -> bool:
-        left = deadline - time.time()
-        return left > max(predicted(trial, known, name) or 0.0, LEAST_SECONDS)
-
-    if given.workers == 1:
-        torch.set_num_threads(1)
-        for trial in todo:
-            if fits(trial):
-                writer.tell(attempt(trial, device, deadline))
-    else:
-        crew = Crew(todo, workers=given.workers, device=device, deadline=deadline, fits=fits, tell=writer.tell)
-        crew.run()
-    left = len(todo) - writer.told
+    # results may say which trials come next
+    while todo := session.todo():
+        session.work(todo)
+    left = session.writer.trials - session.writer.told
     print(f"{left} not begun for want of time" if left else "all begun", f"in {time.time() - began:.0f} s", flush=True)
-    return 1 if writer.failures else 0
+    return 1 if session.writer.failures else 0
 
 
 if __name__ == "__main__":

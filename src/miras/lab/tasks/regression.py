@@ -30,9 +30,7 @@ class LinearRegression(VectorTask):
     def __post_init__(self) -> None:
         require(self.length % 2 == 0, f"length must be even, two for each point, got {self.length}")
         least = 2 * self.dim + 2
-        require(
-            self.length >= least, f"length={self.length} leaves nothing to ask after {self.dim} points: give {least} or more"
-        )
+        require(self.length >= least, f"length={self.length} leaves nothing to ask after {self.dim} points: give {least}")
 
     @property
     def widths(self) -> tuple[int, int]:

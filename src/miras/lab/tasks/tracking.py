@@ -29,8 +29,8 @@ def products(degree: int) -> Tensor:
 class StateTracking(TokenTask):
     """Random permutations of ``degree`` things; after each the product of all so far is asked for.
 
-    With 3 things the group is solvable. With 5 it is not, and a state that moves by diagonal matrices does not suffice for words
-    of every length.
+    With 3 things the group is solvable. With 5 it is not, and a state that moves by diagonal matrices does not suffice for
+    words of every length.
     """
 
     name: ClassVar[str] = "tracking"
