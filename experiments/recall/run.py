@@ -79,7 +79,7 @@ def asked(given: argparse.Namespace, precision: Precision, known: list[Result]) 
 
 def title(trial: Trial) -> str:
     """A trial in a few words."""
-    return f"{trial.task.name:<12} {trial.model.name:<20} rate {trial.rate:<7g} seed {trial.seed}"
+    return f"{trial.task.name:<12} {trial.model.label:<20} rate {trial.rate:<7g} seed {trial.seed}"
 
 
 class Writer:
@@ -103,7 +103,7 @@ class Writer:
             file.write(json.dumps({**result, **self.made}, allow_nan=False) + "\n")
             file.flush()
             os.fsync(file.fileno())
-        read = "  ".join(f"{name} {value:.3f}" for name, value in result["readings"].items())
+        read = "  ".join(f"{name} " + ("-" if value is None else f"{value:.3f}") for name, value in result["readings"].items())
         print(line + f"{read}  {result['steps_taken']} steps, {result['seconds']:.0f} s", flush=True)
 
 
@@ -116,6 +116,8 @@ class Session:
         self.name = device_name(self.device)
         self.precision: Precision = given.precision or ("bf16" if self.device.type == "cuda" else "float32")
         made = {"device": self.name, "workers": given.workers, **provenance("transformers", "triton", "fla-core")}
+        if given.plan is not None:  # as anyone would type it, wherever the files lay this time
+            made["command"] = f"python experiments/recall/run.py --plan experiments/recall/plans/{given.plan.name}"
         self.writer = Writer(given.results, made)
         self.tried: set[str] = set()
         self.known: list[Result] = []

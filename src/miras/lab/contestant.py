@@ -75,6 +75,14 @@ class Contestant(Start):
             self, **{name: getattr(start, name) if value is None else value for name, value in given.items()}
         )
 
+    @property
+    def label(self) -> str:
+        """The name, and what differs from how the laboratory starts this model."""
+        own, usual = self.settled(), Contestant(name=self.name).settled()
+        names = [field.name for field in dataclasses.fields(Start)] + ["spread"]
+        changes = [f"{name} {getattr(own, name)}" for name in names if getattr(own, name) != getattr(usual, name)]
+        return ", ".join([self.name, *changes])
+
     def config(self, vocab: int) -> MirasConfig:
         """The configuration that has as many parameters as the reference, embeddings apart."""
         config = self._config(vocab, inner=2 * self.width)

@@ -138,6 +138,11 @@ class Run:
         return time.monotonic()
 
 
+def finite(value: float) -> float | None:
+    """A number that JSON knows; None for one that overflowed."""
+    return value if math.isfinite(value) else None
+
+
 def perform(
     trial: Trial,
     device: torch.device,
@@ -179,7 +184,7 @@ def perform(
                 break
     trained = run.wait() - began
     readings = {
-        name: run.score(task, max(64, 2 * rows // (task.length // trial.task.length)), 1000)
+        name: finite(run.score(task, max(64, 2 * rows // (task.length // trial.task.length)), 1000))
         for name, task in trial.task.readings().items()
     }
     solved = [check.step for check in checks if check.score >= trial.task.solved]
@@ -195,5 +200,5 @@ def perform(
         "seconds": round(run.wait() - began, 2),
         "seconds_training": round(trained, 2),
         "seconds_a_step": round(each, 5) if each else round(trained / checks[-1].step, 5),
-        "curve": [[round(value, 5) if math.isfinite(value) else None for value in check] for check in checks],
+        "curve": [[finite(round(value, 5)) for value in check] for check in checks],
     }
