@@ -1,65 +1,7 @@
-"""Where a number comes from: machine, versions, commit, date, command."""
+"""Where a number comes from; benchmarks share it with the experiments."""
 
 from __future__ import annotations
 
-import datetime
-import importlib.metadata
-import os
-import platform
-import shlex
-import subprocess
-import sys
-from pathlib import Path
+from miras.lab.provenance import ROOT, commit, processor, provenance, source, versions
 
-ROOT = Path(__file__).resolve().parent.parent
-
-
-def versions(*packages: str) -> dict[str, str | None]:
-    """The versions of Python, torch, this package and others; None for one that is not installed."""
-    found: dict[str, str | None] = {"python": platform.python_version()}
-    for package in ("torch", "miras-torch", *packages):
-        try:
-            found[package] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            found[package] = None
-    return found
-
-
-def commit() -> str | None:
-    """The commit of the checkout, marked where the package differs from it; None outside a checkout."""
-
-    def git(*arguments: str) -> str:
-        return subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
-
-    try:
-        return git("rev-parse", "--short", "HEAD") + ("-changed" if git("status", "--porcelain", "src") else "")
-    except (OSError, subprocess.CalledProcessError):
-        return None
-
-
-def processor() -> str:
-    """The processor's name."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor() or platform.machine()
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.machine()
-
-
-def provenance(*packages: str) -> dict[str, object]:
-    """Everything that a result carries with it."""
-    return {
-        "machine": {"processor": processor(), "cores": os.cpu_count(), "system": f"{platform.system()} {platform.machine()}"},
-        "versions": versions(*packages),
-        "commit": commit(),
-        "date": datetime.datetime.now(datetime.timezone.utc).date().isoformat(),
-        "command": shlex.join(["python", *sys.argv]),
-    }
-
-
-def source() -> dict[str, object]:
-    """The same in short, for one line among many."""
-    known = versions()
-    date = datetime.datetime.now(datetime.timezone.utc).date().isoformat()
-    return {"commit": commit(), "date": date, "miras": known["miras-torch"], "torch": known["torch"], "processor": processor()}
+__all__ = ["ROOT", "commit", "processor", "provenance", "source", "versions"]
