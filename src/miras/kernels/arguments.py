@@ -22,12 +22,26 @@ class Rows(NamedTuple):
 
     @classmethod
     def of(cls, lengths: list[int], size: int, device: torch.device) -> Rows:
-        """Sequences that lie one behind the other."""
+        """Sequences that lie one behind the other; those of earlier calls are at hand, since a copy to a device keeps it waiting."""
+        key = (tuple(lengths), size, device)
+        if torch.compiler.is_compiling():
+            return cls._made(*key)
+        if key not in KNOWN:
+            if len(KNOWN) == 64:
+                KNOWN.pop(next(iter(KNOWN)))
+            KNOWN[key] = cls._made(*key)
+        return KNOWN[key]
+
+    @classmethod
+    def _made(cls, lengths: tuple[int, ...], size: int, device: torch.device) -> Rows:
         counts = [-(-length // size) for length in lengths]
         first, starts = ([0, *accumulate(x)][:-1] for x in (lengths, counts))
         row = [i for i, count in enumerate(counts) for _ in range(count)]
         tensors = (torch.tensor(x, dtype=torch.int64).to(device, non_blocking=True) for x in (first, lengths, starts, row))
         return cls(*tensors)
+
+
+KNOWN: dict[tuple[tuple[int, ...], int, torch.device], Rows] = {}
 
 
 class Tokens(NamedTuple):

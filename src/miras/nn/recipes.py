@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from ..algorithm import NonParametric
-from ..memory import Matrix
+from ..memory import MLP, Matrix
 from ..spec import Spec
 from ..types import Gate as GateNeed
 from ..types import require
@@ -76,6 +76,8 @@ class Recipe:
 RANK = 32
 STEP = GateRecipe(name="eta", link="sigmoid", channelwise=True, rank=RANK, start=0.1)
 DECAY = GateRecipe(name="log_alpha", link="decay", channelwise=True, rank=RANK, start=1e-3)
+# what decays towards zero takes ever larger relative steps: at 1e-3 the gradients of a deep memory explode within 4096 tokens
+UNANCHORED_DECAY = 1e-4
 THRESHOLD = GateRecipe(name="delta", link="softplus", channelwise=True, rank=RANK, start=4.0)
 MOMENTUM = GateRecipe(name="mu", link="sigmoid", start=0.5)
 RATE = GateRecipe(name="eta", link="sigmoid")
@@ -161,7 +163,14 @@ def recipe_of(spec: Spec) -> Recipe:
         base = RECIPES["transformer"] if isinstance(spec.algorithm, NonParametric) else Recipe()
     needs = [need for need in spec.gates if need.name != "kappa" and (need.required or base.gate(need.name))]
     gates = tuple(_fitting(base.gate(need.name) or _default(spec, need), need) for need in needs)
-    return dataclasses.replace(base, gates=gates)
+    return dataclasses.replace(base, gates=tuple(_tame(spec, gate) for gate in gates))
+
+
+def _tame(spec: Spec, gate: GateRecipe) -> GateRecipe:
+    """A deep memory that nothing draws back to its first weights starts by forgetting little."""
+    deep = isinstance(spec.memory, MLP) and not spec.retention.anchored
+    own = gate.name == "log_alpha" and gate.start == DECAY.start
+    return dataclasses.replace(gate, start=UNANCHORED_DECAY) if deep and own else gate
 
 
 def _default(spec: Spec, need: GateNeed) -> GateRecipe:
