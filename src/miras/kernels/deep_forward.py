@@ -47,11 +47,13 @@ def forward(
     where = (*places, heads, channels, hidden)
     device = {"BIAS": DEVICE[bias.name].gradient, "P": bias.p, "HAS_DELTA": delta is not None, "ANCHORED": say.anchored}
     programs = (rows.first.shape[0], heads)
-    if say.resident:
+    if say.scan_resident:
         from .resident_kernels import scan_resident
 
         whole = None if delta is None else delta.expand_as(q).contiguous()
-        scan_resident[programs](k, v, saved.late, saved.late_k, saved.kept, whole, *states, *where, **device, num_warps=8)
+        scan_resident[programs](
+            k, v, saved.late, saved.late_k, saved.kept, whole, *states, saved.norms, *where, **device, LINK=link.q, FLOOR=link.floor, num_warps=8,
+        )  # fmt: skip
     else:
         scan[programs](
             k, v, saved.late, saved.late_k, saved.kept, delta, *states, saved.slow, saved.slow_k, saved.slow_u1, sigma, grown_end,

@@ -29,7 +29,8 @@ class Options(NamedTuple):
     """The compile-time arguments and launch settings of each kind of kernel."""
 
     anchored: bool
-    resident: bool
+    scan_resident: bool
+    scan_backward_resident: bool
     reads_resident: bool
     wide: int
     pairs: dict[str, Any]
@@ -67,11 +68,13 @@ def options(q: Tensor, size: int, hidden: int, decays: bool, anchored: bool, mov
     fast = {"FAST": not exact and not INTERPRETED}
     alpha = {"HAS_ALPHA": decays}
     fits = size == 64 and channels % 16 == 0 and channels <= 64 and hidden <= 256
-    resident = RESIDENT and q.is_cuda and not exact and fits and not moves and link == Link()
+    resident = RESIDENT and q.is_cuda and not exact and fits
+    plain = not moves and link == Link()
     return Options(
         anchored=anchored,
-        resident=resident,
-        reads_resident=resident and (RESIDENT_ANCHORED or not anchored),
+        scan_resident=resident and not moves and link.mass1 == 0,
+        scan_backward_resident=resident and plain,
+        reads_resident=resident and plain and (RESIDENT_ANCHORED or not anchored),
         wide=wide,
         pairs=shape | paired | alpha | momentum | {"BLOCK": min(16, size), "num_warps": warps},
         scan=blocks(128, 8) | fast | mapped,

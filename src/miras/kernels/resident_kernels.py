@@ -16,58 +16,18 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, warpgroup_mma
 
+from .links import scale_of
+from .resident_norms import state_norms
+from .resident_tiles import add2, add3, fetch, half, keep, put
 from .tiles import gelu_slope
-
-
-@gluon.jit
-def add2(a, b, c, d):
-    """Two sums at once."""
-    return a + c, b + d
-
-
-@gluon.jit
-def add3(a, b, c, d, e, f):
-    """Three sums at once."""
-    return a + d, b + e, c + f
-
-
-@gluon.jit
-def fetch(smem, ptr, first, count, stride, D: gl.constexpr, L: gl.constexpr):
-    """Start copying rows of 64 of a matrix into shared memory, zeros where there is no row or column."""
-    r = gl.arange(0, smem.shape[0], layout=gl.SliceLayout(1, L))
-    c = gl.arange(0, 64, layout=gl.SliceLayout(0, L))
-    where = ptr + (first + r)[:, None] * stride + c[None, :]
-    async_copy.async_copy_global_to_shared(smem, where, mask=(r < count)[:, None] & (c < D)[None, :])
-
-
-@gluon.jit
-def put(ptr, smem, count, D: gl.constexpr, L: gl.constexpr):
-    """Copy a tile from shared memory to rows of D at ``ptr``."""
-    r = gl.arange(0, smem.shape[0], layout=gl.SliceLayout(1, L))
-    c = gl.arange(0, 64, layout=gl.SliceLayout(0, L))
-    gl.store(ptr + r[:, None] * D + c[None, :], smem.load(L), mask=(r < count)[:, None] & (c < D)[None, :])
-
-
-@gluon.jit
-def half(ptr, start: gl.constexpr, D: gl.constexpr, E: gl.constexpr, L: gl.constexpr):
-    """Rows ``start`` to ``start + 128`` of a weight [E,D]."""
-    e, d = start + gl.arange(0, 128, layout=gl.SliceLayout(1, L)), gl.arange(0, 64, layout=gl.SliceLayout(0, L))
-    return gl.load(ptr + e[:, None] * D + d[None, :], mask=(e < E)[:, None] & (d < D)[None, :], other=0.0)
-
-
-@gluon.jit
-def keep(ptr, value, start: gl.constexpr, D: gl.constexpr, E: gl.constexpr, L: gl.constexpr):
-    """Write them."""
-    e, d = start + gl.arange(0, 128, layout=gl.SliceLayout(1, L)), gl.arange(0, 64, layout=gl.SliceLayout(0, L))
-    gl.store(ptr + e[:, None] * D + d[None, :], value, mask=(e < E)[:, None] & (d < D)[None, :])
 
 
 @gluon.jit
 def scan_resident(
     k_ptr, v_ptr, late_ptr, late_k_ptr, kept_ptr, delta_ptr, w1_ptr, w2_ptr, anchor1_ptr, anchor2_ptr, gain_ptr, shift_ptr,
-    starts1_ptr, starts2_ptr, u1_ptr, late_u1_ptr, o_ptr, end1_ptr, end2_ptr, tail1_ptr, tail2_ptr,
+    starts1_ptr, starts2_ptr, u1_ptr, late_u1_ptr, o_ptr, end1_ptr, end2_ptr, tail1_ptr, tail2_ptr, norms_ptr,
     first_ptr, length_ptr, chunk_ptr, H: gl.constexpr, D: gl.constexpr, E: gl.constexpr,
-    BIAS: gl.constexpr, P: gl.constexpr, HAS_DELTA: gl.constexpr, ANCHORED: gl.constexpr,
+    BIAS: gl.constexpr, P: gl.constexpr, HAS_DELTA: gl.constexpr, ANCHORED: gl.constexpr, LINK: gl.constexpr, FLOOR: gl.constexpr,
 ):
     """``forward_kernels.scan`` with W1' and W2 in registers; ``delta`` is [T,H,D] in float32."""
     DOT: gl.constexpr = k_ptr.dtype.element_ty
@@ -110,6 +70,11 @@ def scan_resident(
         # the difference is zero, but the compiler does not know: else it keeps a running address for every tensor and spills
         n = step + gl.load(first_ptr + row) - first
         number = chunk0 + n
+        if LINK > 0:
+            norm1, norm2 = state_norms(w1a, w1b, w2a, w2b, LINK, FLOOR)
+            gl.store(norms_ptr + ((number + row) * H + head) * 2, norm1)
+            gl.store(norms_ptr + ((number + row) * H + head) * 2 + 1, norm2)
+            scale1, scale2 = scale_of(norm1, LINK), scale_of(norm2, LINK)
         w1_s.slice(0, 128).store(w1a.to(DOT))
         w1_s.slice(128, 128).store(w1b.to(DOT))
         w2_s.slice(0, 128).store(w2a.to(DOT))
@@ -126,12 +91,16 @@ def scan_resident(
         put(starts2_ptr + (number * H + head) * E * D, w2_s, E, D, LINES)
         for i in gl.static_range(2):
             h = warpgroup_mma(w2_s.slice(i * 128, 128), k_s.permute((1, 0)), gl.zeros([128, 64], gl.float32, EC), use_acc=False)
+            if LINK > 0:
+                h *= scale2
             z, slope = gelu_slope(h, True)
             z_s.slice(i * 128, 128).store(z.to(DOT))
             slope_s.slice(i * 128, 128).store(slope.to(DOT))
         fence_async_shared()
         gl.thread_barrier()
         o = warpgroup_mma(z_s.permute((1, 0)), w1_s, gl.zeros([64, 64], gl.float32, CD), use_acc=False)
+        if LINK > 0:
+            o *= scale1
         there = ((n * 64 + t) < length)[:, None] & (j < D)[None, :]
         gain = gl.load(gain_ptr + head * D + j, mask=j < D, other=0.0)[None, :]
         shift = gl.load(shift_ptr + head * D + j, mask=j < D, other=0.0)[None, :]
@@ -175,15 +144,23 @@ def scan_resident(
         w1a = warpgroup_mma(z_s.slice(0, 128), late_u1_s, w1a)
         w1b = warpgroup_mma(z_s.slice(128, 128), late_u1_s, w1b)
         a = warpgroup_mma(w1_s.slice(0, 128), u1_s.permute((1, 0)), gl.zeros([128, 64], gl.float32, EC), use_acc=False)
+        if LINK > 0:
+            a *= scale1
         u2 = (slope_s.slice(0, 128).load(EC).to(gl.float32) * a).to(DOT)
         w2a = warpgroup_mma(gl.convert_layout(u2, LEFT), late_k_s, w2a)
         a = warpgroup_mma(w1_s.slice(128, 128), u1_s.permute((1, 0)), gl.zeros([128, 64], gl.float32, EC), use_acc=False)
+        if LINK > 0:
+            a *= scale1
         u2 = (slope_s.slice(128, 128).load(EC).to(gl.float32) * a).to(DOT)
         w2b = warpgroup_mma(gl.convert_layout(u2, LEFT), late_k_s, w2b)
         gl.thread_barrier()
         fetch(late_k_s, late_k_ptr + head * D, ahead, left, stride, D, LINES)
         async_copy.commit_group()
     async_copy.wait_group(0)
+    if LINK > 0:
+        norm1, norm2 = state_norms(w1a, w1b, w2a, w2b, LINK, FLOOR)
+        gl.store(norms_ptr + ((chunk0 + chunks + row) * H + head) * 2, norm1)
+        gl.store(norms_ptr + ((chunk0 + chunks + row) * H + head) * 2 + 1, norm2)
     keep(end1_ptr + base, w1a, 0, D, E, EC)
     keep(end1_ptr + base, w1b, 128, D, E, EC)
     keep(end2_ptr + base, w2a, 0, D, E, EC)
