@@ -34,6 +34,7 @@ class Options(NamedTuple):
     reads_resident: bool
     wide: int
     pairs: dict[str, Any]
+    mapped: dict[str, Any]
     scan: dict[str, Any]
     read: dict[str, Any]
     read_backward: dict[str, Any]
@@ -64,7 +65,7 @@ def options(q: Tensor, size: int, hidden: int, decays: bool, anchored: bool, mov
 
     momentum = {"MOMENTUM": moves}
     linked = {"LINK": link.q}
-    mapped = {"FLOOR": link.floor, "MASS1": link.mass1, "MASS2": link.mass2, "LB": 32}
+    mapped = {"FLOOR": link.floor, "MASS1": link.mass1, "MASS2": link.mass2}
     fast = {"FAST": not exact and not INTERPRETED}
     alpha = {"HAS_ALPHA": decays}
     fits = size == 64 and channels % 16 == 0 and channels <= 64 and hidden <= 256
@@ -72,15 +73,16 @@ def options(q: Tensor, size: int, hidden: int, decays: bool, anchored: bool, mov
     plain = not moves and link == Link()
     return Options(
         anchored=anchored,
-        scan_resident=resident and not moves and link.mass1 == 0,
+        scan_resident=resident and not moves,
         scan_backward_resident=resident and plain,
         reads_resident=resident and plain and (RESIDENT_ANCHORED or not anchored),
         wide=wide,
         pairs=shape | paired | alpha | momentum | {"BLOCK": min(16, size), "num_warps": warps},
-        scan=blocks(128, 8) | fast | mapped,
+        mapped=linked | mapped,
+        scan=blocks(128, 8) | fast | mapped | {"LB": 32},
         read=blocks(128, 8) | fast if large else blocks(64, 4) | fast,
         read_backward=blocks(128, 8) | fast,
-        scan_backward=blocks(128, 8) | fast | mapped,
+        scan_backward=blocks(128, 8) | fast | mapped | {"LB": 32},
         write_backward=blocks(128, 8),
     )
 

@@ -17,6 +17,7 @@ from triton.experimental.gluon.language.nvidia.ampere import async_copy
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, warpgroup_mma
 
 from .links import scale_of
+from .resident_lead import GAIN, SHIFT, fetch_lead, fetch_vector, lead_resident
 from .resident_norms import state_norms
 from .resident_tiles import add2, add3, fetch, half, keep, put
 from .tiles import gelu_slope
@@ -26,8 +27,10 @@ from .tiles import gelu_slope
 def scan_resident(
     k_ptr, v_ptr, late_ptr, late_k_ptr, kept_ptr, delta_ptr, w1_ptr, w2_ptr, anchor1_ptr, anchor2_ptr, gain_ptr, shift_ptr,
     starts1_ptr, starts2_ptr, u1_ptr, late_u1_ptr, o_ptr, end1_ptr, end2_ptr, tail1_ptr, tail2_ptr, norms_ptr,
+    lead_k_ptr, lead_v_ptr, lead_eta_ptr, lead_log_ptr, lead_delta_ptr, log_anchor1_ptr, log_anchor2_ptr, lead_o_ptr, before1_ptr, before2_ptr,
     first_ptr, length_ptr, chunk_ptr, H: gl.constexpr, D: gl.constexpr, E: gl.constexpr,
     BIAS: gl.constexpr, P: gl.constexpr, HAS_DELTA: gl.constexpr, ANCHORED: gl.constexpr, LINK: gl.constexpr, FLOOR: gl.constexpr,
+    MASS1: gl.constexpr, MASS2: gl.constexpr,
 ):
     """``forward_kernels.scan`` with W1' and W2 in registers; ``delta`` is [T,H,D] in float32."""
     DOT: gl.constexpr = k_ptr.dtype.element_ty
@@ -38,17 +41,19 @@ def scan_resident(
     SINGLES: gl.constexpr = gl.BlockedLayout([1, 4], [2, 16], [8, 1], [1, 0])
     SWIZZLED: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
     PLAIN: gl.constexpr = gl.SwizzledSharedLayout(4, 2, 8, [1, 0])
-    w1_s = gl.allocate_shared_memory(DOT, [256, 64], SWIZZLED)
-    w2_s = gl.allocate_shared_memory(DOT, [256, 64], SWIZZLED)
-    z_s = gl.allocate_shared_memory(DOT, [256, 64], SWIZZLED)
-    k_s = gl.allocate_shared_memory(DOT, [64, 64], SWIZZLED)
-    v_s = gl.allocate_shared_memory(DOT, [64, 64], SWIZZLED)
-    late_s = gl.allocate_shared_memory(DOT, [64, 64], SWIZZLED)
-    u1_s = gl.allocate_shared_memory(DOT, [64, 64], SWIZZLED)
-    late_u1_s = gl.allocate_shared_memory(DOT, [64, 64], SWIZZLED)
-    late_k_s = gl.allocate_shared_memory(DOT, [64, 64], SWIZZLED)
-    slope_s = gl.allocate_shared_memory(DOT, [256, 64], SWIZZLED)
+    w1_at = gl.allocate_shared_memory(DOT, [1, 256, 64], SWIZZLED)
+    w2_at = gl.allocate_shared_memory(DOT, [1, 256, 64], SWIZZLED)
+    z_at = gl.allocate_shared_memory(DOT, [1, 256, 64], SWIZZLED)
+    k_at = gl.allocate_shared_memory(DOT, [1, 64, 64], SWIZZLED)
+    v_at = gl.allocate_shared_memory(DOT, [1, 64, 64], SWIZZLED)
+    late_at = gl.allocate_shared_memory(DOT, [1, 64, 64], SWIZZLED)
+    u1_at = gl.allocate_shared_memory(DOT, [1, 64, 64], SWIZZLED)
+    late_u1_at = gl.allocate_shared_memory(DOT, [1, 64, 64], SWIZZLED)
+    late_k_at = gl.allocate_shared_memory(DOT, [1, 64, 64], SWIZZLED)
+    slope_at = gl.allocate_shared_memory(DOT, [1, 256, 64], SWIZZLED)
     delta_s = gl.allocate_shared_memory(gl.float32, [64, 64], PLAIN)
+    if MASS1 > 0:
+        token_s = gl.allocate_shared_memory(gl.float32, [8, 64], gl.SwizzledSharedLayout(1, 1, 1, [0]))
 
     row, head = gl.program_id(0).to(gl.int64), gl.program_id(1).to(gl.int64)
     first, length, chunk0 = gl.load(first_ptr + row), gl.load(length_ptr + row), gl.load(chunk_ptr + row)
@@ -59,10 +64,17 @@ def scan_resident(
     w1a, w1b = half(w1_ptr + base, 0, D, E, EC), half(w1_ptr + base, 128, D, E, EC)
     w2a, w2b = half(w2_ptr + base, 0, D, E, EC), half(w2_ptr + base, 128, D, E, EC)
     chunks = (length + 63) // 64
-    fetch(k_s, k_ptr + head * D, first, length, stride, D, LINES)
-    fetch(v_s, v_ptr + head * D, first, length, stride, D, LINES)
-    fetch(late_s, late_ptr + head * D, first, length, stride, D, LINES)
-    fetch(late_k_s, late_k_ptr + head * D, first, length, stride, D, LINES)
+    if MASS1 > 0:
+        fetch_vector(token_s.index(GAIN), gain_ptr + head * D, True, D)
+        fetch_vector(token_s.index(SHIFT), shift_ptr + head * D, True, D)
+        fetch_lead(
+            token_s, lead_k_ptr, lead_v_ptr, lead_eta_ptr, lead_log_ptr, lead_delta_ptr, (chunk0 * H + head) * D, length > 0, D, HAS_DELTA,
+        )
+        async_copy.commit_group()
+    fetch(k_at.index(0), k_ptr + head * D, first, length, stride, D, LINES)
+    fetch(v_at.index(0), v_ptr + head * D, first, length, stride, D, LINES)
+    fetch(late_at.index(0), late_ptr + head * D, first, length, stride, D, LINES)
+    fetch(late_k_at.index(0), late_k_ptr + head * D, first, length, stride, D, LINES)
     if HAS_DELTA:
         fetch(delta_s, delta_ptr + head * D, first, length, stride, D, SINGLES)
     async_copy.commit_group()
@@ -70,6 +82,26 @@ def scan_resident(
         # the difference is zero, but the compiler does not know: else it keeps a running address for every tensor and spills
         n = step + gl.load(first_ptr + row) - first
         number = chunk0 + n
+        # likewise for the addresses in shared memory
+        place = (n - step).to(gl.int32) if LINK > 0 or MASS1 > 0 else 0
+        w1_s, w2_s, z_s, slope_s = w1_at.index(place), w2_at.index(place), z_at.index(place), slope_at.index(place)
+        k_s, v_s, late_s, late_k_s = k_at.index(place), v_at.index(place), late_at.index(place), late_k_at.index(place)
+        u1_s, late_u1_s = u1_at.index(place), late_u1_at.index(place)
+        if MASS1 > 0:
+            own = (number * H + head) * E * D
+            async_copy.wait_group(1)
+            w1_s.slice(0, 128).store(w1a.to(DOT))
+            w1_s.slice(128, 128).store(w1b.to(DOT))
+            w2_s.slice(0, 128).store(w2a.to(DOT))
+            w2_s.slice(128, 128).store(w2b.to(DOT))
+            gl.thread_barrier()
+            put(before1_ptr + own, w1_s, E, D, LINES)
+            put(before2_ptr + own, w2_s, E, D, LINES)
+            w1a, w1b, w2a, w2b = lead_resident(
+                w1a, w1b, w2a, w2b, token_s, log_anchor1_ptr + base, log_anchor2_ptr + base, lead_o_ptr + (number * H + head) * D,
+                D, E, BIAS, P, HAS_DELTA, ANCHORED, MASS1, MASS2, EC,
+            )
+            gl.thread_barrier()
         if LINK > 0:
             norm1, norm2 = state_norms(w1a, w1b, w2a, w2b, LINK, FLOOR)
             gl.store(norms_ptr + ((number + row) * H + head) * 2, norm1)
@@ -132,6 +164,10 @@ def scan_resident(
         fetch(late_s, late_ptr + head * D, ahead, left, stride, D, LINES)
         if HAS_DELTA:
             fetch(delta_s, delta_ptr + head * D, ahead, left, stride, D, SINGLES)
+        if MASS1 > 0:
+            fetch_lead(
+                token_s, lead_k_ptr, lead_v_ptr, lead_eta_ptr, lead_log_ptr, lead_delta_ptr, ((number + 1) * H + head) * D, left > 0, D, HAS_DELTA,
+            )
         async_copy.commit_group()
         kept = gl.load(kept_ptr + (number * H + head) * D + d, mask=d < D, other=0.0)[None, :]
         w1a, w2a = kept * w1a, kept * w2a
