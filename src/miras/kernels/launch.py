@@ -34,7 +34,7 @@ class Options(NamedTuple):
     reads_resident: bool
     wide: int
     pairs: dict[str, Any]
-    mapped: dict[str, Any]
+    moved: dict[str, Any]
     scan: dict[str, Any]
     read: dict[str, Any]
     read_backward: dict[str, Any]
@@ -73,12 +73,12 @@ def options(q: Tensor, size: int, hidden: int, decays: bool, anchored: bool, mov
     plain = not moves and link == Link()
     return Options(
         anchored=anchored,
-        scan_resident=resident and not moves,
+        scan_resident=resident,
         scan_backward_resident=resident and plain,
         reads_resident=resident and plain and (RESIDENT_ANCHORED or not anchored),
         wide=wide,
         pairs=shape | paired | alpha | momentum | {"BLOCK": min(16, size), "num_warps": warps},
-        mapped=linked | mapped,
+        moved=momentum | linked | mapped,
         scan=blocks(128, 8) | fast | mapped | {"LB": 32},
         read=blocks(128, 8) | fast if large else blocks(64, 4) | fast,
         read_backward=blocks(128, 8) | fast,
