@@ -118,7 +118,7 @@ def backward(
         k, saved.late, saved.late_k, saved.kept, saved.u1, saved.late_u1, unit, pull, bend, inverse, mean, saved.starts1, z, slope, curve,
         du1, do, move1, move2, dw1, dw2,
     )  # fmt: skip
-    if say.resident:
+    if say.scan_backward_resident:
         from .resident_kernels import scan_backward_resident
 
         scan_backward_resident[programs](*arguments, *places, *sizes, num_warps=8)

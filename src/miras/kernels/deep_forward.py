@@ -45,18 +45,22 @@ def forward(
         weights.w1, weights.w2, *anchors, *norm, saved.starts1, saved.starts2, saved.u1, saved.late_u1, saved.o, *result[1:5],
     )  # fmt: skip
     where = (*places, heads, channels, hidden)
+    besides = (
+        saved.slow, saved.slow_k, saved.slow_u1, sigma, grown_end, speed1, speed2, saved.speeds1, saved.speeds2, *result[5:], saved.norms,
+        *(lead or NO_LEAD), saved.lead_o, saved.before1, saved.before2,
+    )  # fmt: skip
     device = {"BIAS": DEVICE[bias.name].gradient, "P": bias.p, "HAS_DELTA": delta is not None, "ANCHORED": say.anchored}
     programs = (rows.first.shape[0], heads)
-    if say.resident:
+    if say.scan_resident:
         from .resident_kernels import scan_resident
 
         whole = None if delta is None else delta.expand_as(q).contiguous()
-        scan_resident[programs](k, v, saved.late, saved.late_k, saved.kept, whole, *states, *where, **device, num_warps=8)
+        scan_resident[programs](
+            k, v, saved.late, saved.late_k, saved.kept, whole, *states, *besides, *where, **device, **say.moved, num_warps=8,
+        )  # fmt: skip
     else:
         scan[programs](
-            k, v, saved.late, saved.late_k, saved.kept, delta, *states, saved.slow, saved.slow_k, saved.slow_u1, sigma, grown_end,
-            speed1, speed2, saved.speeds1, saved.speeds2, *result[5:], saved.norms,
-            *(lead or NO_LEAD), saved.lead_o, saved.before1, saved.before2, *where, *strides(delta), **device, **say.scan,
+            k, v, saved.late, saved.late_k, saved.kept, delta, *states, *besides, *where, *strides(delta), **device, **say.scan,
         )  # fmt: skip
     read = (saved.scores2, saved.scores1, saved.o_q)
     if say.reads_resident:

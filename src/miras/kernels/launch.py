@@ -27,10 +27,12 @@ class Options(NamedTuple):
     """The compile-time arguments and launch settings of each kind of kernel."""
 
     anchored: bool
-    resident: bool
+    scan_resident: bool
+    scan_backward_resident: bool
     reads_resident: bool
     wide: int
     pairs: dict[str, Any]
+    moved: dict[str, Any]
     scan: dict[str, Any]
     read: dict[str, Any]
     read_backward: dict[str, Any]
@@ -61,22 +63,24 @@ def options(q: Tensor, size: int, hidden: int, decays: bool, anchored: bool, mov
 
     momentum = {"MOMENTUM": moves}
     linked = {"LINK": link.q}
-    mapped = {"FLOOR": link.floor, "MASS1": link.mass1, "MASS2": link.mass2, "LB": 32}
+    mapped = {"FLOOR": link.floor, "MASS1": link.mass1, "MASS2": link.mass2}
     fast = {"FAST": not exact and not INTERPRETED}
     alpha = {"HAS_ALPHA": decays}
     fits = size == 64 and channels % 16 == 0 and channels <= 64 and hidden <= 256
-    hopper = RESIDENT and q.is_cuda and not exact and fits
-    resident = hopper and not moves and link == Link()
+    resident = RESIDENT and q.is_cuda and not exact and fits
+    plain = not moves and link == Link()
     return Options(
         anchored=anchored,
-        resident=resident,
-        reads_resident=hopper and not (anchored and moves),
+        scan_resident=resident,
+        scan_backward_resident=resident and plain,
+        reads_resident=resident and not (anchored and moves),
         wide=wide,
         pairs=shape | paired | alpha | momentum | {"BLOCK": min(16, size), "num_warps": warps},
-        scan=blocks(128, 8) | fast | mapped,
+        moved=momentum | linked | mapped,
+        scan=blocks(128, 8) | fast | mapped | {"LB": 32},
         read=blocks(128, 8) | fast if large else blocks(64, 4) | fast,
         read_backward=blocks(128, 8) | fast,
-        scan_backward=blocks(128, 8) | fast | mapped,
+        scan_backward=blocks(128, 8) | fast | mapped | {"LB": 32},
         write_backward=blocks(128, 8),
     )
 

@@ -17,7 +17,7 @@ from triton.experimental.gluon.language.nvidia.ampere import async_copy
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, warpgroup_mma
 
 from .links import scale_at
-from .resident_kernels import fetch, put
+from .resident_tiles import fetch, put
 from .tiles import gelu_curve, gelu_slope
 
 
