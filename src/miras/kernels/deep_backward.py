@@ -116,7 +116,7 @@ def backward(
         du1, do, move1, move2, dw1, dw2,
     )  # fmt: skip
     if say.resident:
-        from .resident_kernels import scan_backward_resident
+        from .resident_backward import scan_backward_resident
 
         scan_backward_resident[programs](*arguments, *places, *sizes, num_warps=8)
     else:
