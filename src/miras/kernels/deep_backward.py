@@ -115,10 +115,12 @@ def backward(
         k, saved.late, saved.late_k, saved.kept, saved.u1, saved.late_u1, unit, pull, bend, inverse, mean, saved.starts1, z, slope, curve,
         du1, do, move1, move2, dw1, dw2,
     )  # fmt: skip
-    if say.resident:
+    if say.scan_backward_resident:
         from .resident_backward import scan_backward_resident
 
-        scan_backward_resident[programs](*arguments, *places, *sizes, num_warps=8)
+        scan_backward_resident[programs](
+            *arguments, saved.starts2, *ends, saved.norms, dscale, *places, *sizes, LINK=link.q, FLOOR=link.floor, num_warps=8,
+        )  # fmt: skip
     else:
         scan_backward[programs](
             *arguments, saved.slow, saved.slow_k, saved.slow_u1, sigma, grown_end, own.push1, own.push2, own.dspeed1, own.dspeed2,
