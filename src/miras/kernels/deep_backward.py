@@ -119,9 +119,11 @@ def backward(
         du1, do, move1, move2, dw1, dw2,
     )  # fmt: skip
     if say.scan_backward_resident:
-        from .resident_kernels import scan_backward_resident
+        from .resident_backward import scan_backward_resident
 
-        scan_backward_resident[programs](*arguments, *places, *sizes, num_warps=8)
+        scan_backward_resident[programs](
+            *arguments, saved.starts2, *ends, saved.norms, dscale, *places, *sizes, LINK=link.q, FLOOR=link.floor, num_warps=8,
+        )  # fmt: skip
     else:
         scan_backward[programs](
             *arguments, saved.slow, saved.slow_k, saved.slow_u1, sigma, grown_end, own.push1, own.push2, own.dspeed1, own.dspeed2,

@@ -68,11 +68,10 @@ def options(q: Tensor, size: int, hidden: int, decays: bool, anchored: bool, mov
     alpha = {"HAS_ALPHA": decays}
     fits = size == 64 and channels % 16 == 0 and channels <= 64 and hidden <= 256
     resident = RESIDENT and q.is_cuda and not exact and fits
-    plain = not moves and link == Link()
     return Options(
         anchored=anchored,
         scan_resident=resident,
-        scan_backward_resident=resident and plain,
+        scan_backward_resident=resident and not moves and link.mass1 == 0,
         reads_resident=resident and not (anchored and moves),
         wide=wide,
         pairs=shape | paired | alpha | momentum | {"BLOCK": min(16, size), "num_warps": warps},

@@ -1,0 +1,310 @@
+"""The reverse scan for Hopper in Gluon: both weights' adjoints stay in registers from the last chunk to the first.
+
+``backward_kernels.scan_backward`` says what each step means; ``resident_kernels`` what is assumed of dtype and sizes.
+
+C = 64 tokens of a chunk, D channels (64 with padding), E hidden channels (256 with padding)
+"""
+
+# ruff: noqa: ANN001, ANN201
+# mypy: ignore-errors
+# fmt: off
+from __future__ import annotations
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.ampere import async_copy
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, warpgroup_mma
+
+from .links import power, scale_of
+from .resident_tiles import add2, add3, fetch, half, keep, put
+
+
+@gluon.jit
+def hidden(x):
+    """A number as it is, but one that the compiler knows nothing about: it keeps no address made of it for the next chunk."""
+    return gl.inline_asm_elementwise("mov.b64 $0, $1;", "=l,l", [x], dtype=gl.int64, is_pure=False, pack=1)
+
+
+@gluon.jit
+def afresh(room, PLAIN: gl.constexpr):
+    """The tile of a room [1,...] of shared memory, its address made once more rather than kept (and spilled) through the loop."""
+    if PLAIN:
+        return room.index(0)
+    else:
+        return room.index(gl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [0], dtype=gl.int32, is_pure=False, pack=1))
+
+
+@gluon.jit
+def errors(dw2, late_k_s, slope_s, curve_s, L: gl.constexpr):
+    """du2 = -dW2 (late k)': in shared memory, slope becomes slope du2 and curve becomes curve du2."""
+    du2 = warpgroup_mma(dw2, late_k_s.permute((1, 0)), gl.zeros([128, 64], gl.float32, L), use_acc=False)
+    slope, curve = slope_s.load(L), curve_s.load(L)
+    gl.thread_barrier()
+    slope_s.store((slope.to(gl.float32) * du2).to(slope.dtype))
+    curve_s.store((curve.to(gl.float32) * du2).to(slope.dtype))
+
+
+@gluon.jit
+def hidden_errors(dw1_s, late_u1_s, w1_s, do_s, curve_s, slope_s, scale, LINK: gl.constexpr, L: gl.constexpr):
+    """dH = curve du2 + slope (s dO W1 - dW1 (late u1)')."""
+    if LINK > 0:
+        dz = warpgroup_mma(w1_s, do_s.permute((1, 0)), gl.zeros([128, 64], gl.float32, L), use_acc=False) * scale
+        dz = warpgroup_mma(dw1_s, late_u1_s.permute((1, 0)), dz)
+    else:
+        dz = warpgroup_mma(dw1_s, late_u1_s.permute((1, 0)), gl.zeros([128, 64], gl.float32, L), use_acc=False)
+        dz = warpgroup_mma(w1_s, do_s.permute((1, 0)), dz)
+    return (curve_s.load(L).to(gl.float32) + slope_s.load(L).to(gl.float32) * dz).to(curve_s.dtype)
+
+
+@gluon.jit
+def steep(ds, norm, Q: gl.constexpr, FLOOR: gl.constexpr):
+    """What arrives at s as it goes to A: ds (2-q) s / ||A||_q, 0 where the floor holds the norm."""
+    return gl.where(norm > FLOOR, ds * (2.0 - Q) * scale_of(norm, Q) / norm, 0.0)
+
+
+@gluon.jit
+def linked(dw, a, steepness, inverse_norm, Q: gl.constexpr):
+    """dA + steepness sign(A) (|A| / ||A||_q)^(q-1), the sign and one power by A itself."""
+    size = gl.abs(a) * inverse_norm
+    if Q == 2.0 or Q == 3.0 or Q == 4.0:
+        size = power(size, Q - 2.0)
+    else:
+        # the hardware's own logarithm, good to 2^-22; what is not there is multiplied by 0
+        size = gl.maximum(size, 1e-38)
+        size = gl.exp2((Q - 2.0) * gl.inline_asm_elementwise("lg2.approx.f32 $0, $1;", "=f,f", [size], dtype=gl.float32, is_pure=True, pack=1))
+    return dw + (steepness * inverse_norm) * a * size
+
+
+@gluon.jit
+def moved(dw, move_s, a_s, steepness, inverse_norm, Q: gl.constexpr, L: gl.constexpr):
+    """The adjoint with the chunk's own share and what came through s."""
+    return linked(dw + move_s.load(L).to(gl.float32), a_s.load(L).to(gl.float32), steepness, inverse_norm, Q)
+
+
+@gluon.jit
+def own_move(dw, dh_s, k_s, w_s, scale, L: gl.constexpr):
+    """dB + s dH' K, and each row's share <dH' K, B> of what arrives at s."""
+    own = warpgroup_mma(dh_s, k_s, gl.zeros([128, 64], gl.float32, L), use_acc=False)
+    return dw + scale * own, gl.sum(own * w_s.load(L).to(gl.float32), 1)
+
+
+@gluon.jit
+def linked_end(
+    dw1a, dw1b, dw2a, dw2b, arrived_ptr, norms_ptr, end1_ptr, end2_ptr, move1_ptr, move2_ptr,
+    D: gl.constexpr, E: gl.constexpr, Q: gl.constexpr, FLOOR: gl.constexpr, L: gl.constexpr,
+):
+    """The adjoint of the outgoing state takes in what the last token of a full chunk, which has read it, sends to s."""
+    norm1, norm2 = gl.load(norms_ptr), gl.load(norms_ptr + 1)
+    steep1, steep2 = steep(gl.load(arrived_ptr + 1), norm1, Q, FLOOR), steep(gl.load(arrived_ptr + 4), norm2, Q, FLOOR)
+    dw1a = linked(dw1a, half(end1_ptr, 0, D, E, L), steep1, 1 / norm1, Q)
+    dw1b = linked(dw1b, half(end1_ptr, 128, D, E, L), steep1, 1 / norm1, Q)
+    dw2a = linked(dw2a, half(end2_ptr, 0, D, E, L), steep2, 1 / norm2, Q)
+    dw2b = linked(dw2b, half(end2_ptr, 128, D, E, L), steep2, 1 / norm2, Q)
+    keep(move1_ptr, dw1a, 0, D, E, L)
+    keep(move1_ptr, dw1b, 128, D, E, L)
+    keep(move2_ptr, dw2a, 0, D, E, L)
+    keep(move2_ptr, dw2b, 128, D, E, L)
+    return dw1a, dw1b, dw2a, dw2b
+
+
+@gluon.jit
+def scan_backward_resident(
+    k_ptr, late_ptr, late_k_ptr, kept_ptr, u1_ptr, late_u1_ptr, unit_ptr, pull_ptr, bend_ptr, inverse_ptr, mean_ptr, starts1_ptr,
+    z_ptr, slope_ptr, curve_ptr, du1_ptr, do_ptr, move1_ptr, move2_ptr, dw1_ptr, dw2_ptr,
+    starts2_ptr, end1_ptr, end2_ptr, norms_ptr, dscale_ptr,
+    first_ptr, length_ptr, chunk_ptr, H: gl.constexpr, D: gl.constexpr, E: gl.constexpr, LINK: gl.constexpr, FLOOR: gl.constexpr,
+):
+    """``backward_kernels.scan_backward`` with both adjoints in registers.
+
+    With a link, O = s Z A is seen through a norm that no scale moves, but for its epsilon: <dO, O> = r (<f, x> + <g, u1>) - <g, u1> a
+    token, r = epsilon / std^2, and s receives (r (<f, x> + <g, u1>) - <g', u1>) / s, where g' is g without da A.
+    """
+    DOT: gl.constexpr = k_ptr.dtype.element_ty
+    PLAIN: gl.constexpr = LINK == 0
+    EC: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[8, 1], instr_shape=[16, 64, 16])
+    CD: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 2], instr_shape=[16, 32, 16])
+    LEFT: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=EC, k_width=2)
+    LINES: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [8, 1], [1, 0])
+    SWIZZLED: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
+    dw1_room = gl.allocate_shared_memory(DOT, [1, 256, 64], SWIZZLED)
+    w1_room = gl.allocate_shared_memory(DOT, [1, 256, 64], SWIZZLED)
+    z_room = gl.allocate_shared_memory(DOT, [1, 256, 64], SWIZZLED)
+    slope_room = gl.allocate_shared_memory(DOT, [1, 256, 64], SWIZZLED)
+    curve_room = gl.allocate_shared_memory(DOT, [1, 256, 64], SWIZZLED)
+    k_room = gl.allocate_shared_memory(DOT, [1, 64, 64], SWIZZLED)
+    late_room = gl.allocate_shared_memory(DOT, [1, 64, 64], SWIZZLED)
+    late_k_room = gl.allocate_shared_memory(DOT, [1, 64, 64], SWIZZLED)
+    u1_room = gl.allocate_shared_memory(DOT, [1, 64, 64], SWIZZLED)
+    late_u1_room = gl.allocate_shared_memory(DOT, [1, 64, 64], SWIZZLED)
+    unit_room = gl.allocate_shared_memory(DOT, [1, 64, 64], SWIZZLED)
+    pull_room = gl.allocate_shared_memory(DOT, [1, 64, 64], SWIZZLED)
+    bend_room = gl.allocate_shared_memory(DOT, [1, 64, 64], SWIZZLED)
+
+    row, head = gl.program_id(0).to(gl.int64), gl.program_id(1).to(gl.int64)
+    first, length, chunk0 = gl.load(first_ptr + row), gl.load(length_ptr + row), gl.load(chunk_ptr + row)
+    base, stride = (row * H + head) * E * D, H * D
+    d = gl.arange(0, 64, layout=gl.SliceLayout(0, EC))
+    t = gl.arange(0, 64, layout=gl.SliceLayout(1, CD))
+    j = gl.arange(0, 64, layout=gl.SliceLayout(0, CD))
+    dw1a, dw1b = half(dw1_ptr + base, 0, D, E, EC), half(dw1_ptr + base, 128, D, E, EC)
+    dw2a, dw2b = half(dw2_ptr + base, 0, D, E, EC), half(dw2_ptr + base, 128, D, E, EC)
+    chunks = (length + 63) // 64
+    if LINK > 0:
+        if chunks > 0:
+            state, last = (chunk0 + chunks + row) * H + head, (chunk0 + chunks - 1) * H + head
+            dw1a, dw1b, dw2a, dw2b = linked_end(
+                dw1a, dw1b, dw2a, dw2b, dscale_ptr + last * 5, norms_ptr + state * 2, end1_ptr + base, end2_ptr + base,
+                move1_ptr + state * E * D, move2_ptr + state * E * D, D, E, LINK, FLOOR, EC,
+            )
+    dw1_room.index(0).slice(0, 128).store(dw1a.to(DOT))
+    dw1_room.index(0).slice(128, 128).store(dw1b.to(DOT))
+    for back in range(chunks):
+        if PLAIN:
+            # the difference is zero, but the compiler does not know: else it keeps a running address for every tensor and spills
+            n = chunks - 1 - back + gl.load(first_ptr + row) - first
+        else:
+            n, head = hidden(chunks - 1 - back), hidden(gl.program_id(1).to(gl.int64))
+        number = chunk0 + n
+        save, wide = (number * H + head) * E * D, (number * H + head) * E * 64
+        slot = ((number + row) * H + head) * E * D
+        begin, count = first + n * 64, length - n * 64
+        slope_s, curve_s, late_k_s = afresh(slope_room, PLAIN), afresh(curve_room, PLAIN), afresh(late_k_room, PLAIN)
+        fetch(slope_s, slope_ptr + wide, 0, E, 64, 64, LINES)
+        fetch(curve_s, curve_ptr + wide, 0, E, 64, 64, LINES)
+        fetch(late_k_s, late_k_ptr + head * D, begin, count, stride, D, LINES)
+        async_copy.commit_group()
+        fetch(afresh(w1_room, PLAIN), starts1_ptr + save, 0, E, D, D, LINES)
+        fetch(afresh(z_room, PLAIN), z_ptr + wide, 0, E, 64, 64, LINES)
+        fetch(afresh(u1_room, PLAIN), u1_ptr + head * D, begin, count, stride, D, LINES)
+        fetch(afresh(late_room, PLAIN), late_ptr + head * D, begin, count, stride, D, LINES)
+        fetch(afresh(unit_room, PLAIN), unit_ptr + head * D, begin, count, stride, D, LINES)
+        fetch(afresh(pull_room, PLAIN), pull_ptr + head * D, begin, count, stride, D, LINES)
+        fetch(afresh(bend_room, PLAIN), bend_ptr + head * D, begin, count, stride, D, LINES)
+        fetch(afresh(late_u1_room, PLAIN), late_u1_ptr + head * D, begin, count, stride, D, LINES)
+        fetch(afresh(k_room, PLAIN), k_ptr + head * D, begin, count, stride, D, LINES)
+        async_copy.commit_group()
+        there = (t < count)[:, None] & (j < D)[None, :]
+        out = (begin + t)[:, None] * stride + head * D + j[None, :]
+        # early, so that they have arrived when they are needed
+        du1 = gl.load(du1_ptr + out, mask=there, other=0.0)
+        inverse = gl.load(inverse_ptr + (begin + t) * H + head, mask=t < count, other=0.0)
+        mean_cx = gl.load(mean_ptr + (begin + t) * H + head, mask=t < count, other=0.0)
+        async_copy.wait_group(1)
+        fence_async_shared()
+        gl.thread_barrier()
+        slope_s, curve_s, late_k_s = afresh(slope_room, PLAIN), afresh(curve_room, PLAIN), afresh(late_k_room, PLAIN)
+        errors(gl.convert_layout(dw2a.to(DOT), LEFT), late_k_s, slope_s.slice(0, 128), curve_s.slice(0, 128), EC)
+        errors(gl.convert_layout(dw2b.to(DOT), LEFT), late_k_s, slope_s.slice(128, 128), curve_s.slice(128, 128), EC)
+        async_copy.wait_group(0)
+        fence_async_shared()
+        gl.thread_barrier()
+        slope_s, w1_s, z_s, u1_s = afresh(slope_room, PLAIN), afresh(w1_room, PLAIN), afresh(z_room, PLAIN), afresh(u1_room, PLAIN)
+        g = warpgroup_mma(slope_s.permute((1, 0)), w1_s, gl.zeros([64, 64], gl.float32, CD), use_acc=False)
+        dy1 = warpgroup_mma(z_s.permute((1, 0)), afresh(dw1_room, PLAIN), gl.zeros([64, 64], gl.float32, CD), use_acc=False)
+        kept = gl.load(kept_ptr + (number * H + head) * D + d, mask=d < D, other=0.0)[None, :]
+        scale1, scale2 = 1.0, 1.0
+        if LINK > 0:
+            norms = norms_ptr + ((number + row) * H + head) * 2
+            scale1, scale2 = scale_of(gl.load(norms), LINK), scale_of(gl.load(norms + 1), LINK)
+            g *= scale1
+            # the products with slope and Z are added to dA / s
+            dw1a, dw2a = (kept / scale1) * dw1a, kept * dw2a
+            dw1b, dw2b = (kept / scale1) * dw1b, kept * dw2b
+        else:
+            dw1a, dw2a = kept * dw1a, kept * dw2a
+            dw1b, dw2b = kept * dw1b, kept * dw2b
+        dw1a = warpgroup_mma(slope_s.slice(0, 128), u1_s, dw1a)
+        dw1b = warpgroup_mma(slope_s.slice(128, 128), u1_s, dw1b)
+        gl.thread_barrier()
+        fetch(slope_s, slope_ptr + wide, 0, E, 64, 64, LINES)
+        async_copy.commit_group()
+        unit_s, u1_s = afresh(unit_room, PLAIN), afresh(u1_room, PLAIN)
+        rest = du1 - afresh(late_room, PLAIN).load(CD).to(gl.float32) * dy1
+        if LINK > 0:
+            rest_u1 = gl.sum(rest * u1_s.load(CD).to(gl.float32), 1)
+        g += rest
+        gl.store(du1_ptr + out, g, mask=there)
+        unit, u1 = unit_s.load(CD).to(gl.float32), u1_s.load(CD).to(gl.float32)
+        total, along, back_u1 = gl.reduce((g, g * unit, g * u1), 1, add3)
+        dc = inverse[:, None] * (g - (total / D)[:, None] - unit * (along / D)[:, None])
+        f = afresh(bend_room, PLAIN).load(CD).to(gl.float32) * dc
+        f -= inverse[:, None] * (g * mean_cx[:, None] + afresh(pull_room, PLAIN).load(CD).to(gl.float32) * (along / D)[:, None])
+        f = gl.where((j < D)[None, :], f, 0.0)
+        total, along = gl.reduce((f, f * unit), 1, add2)
+        do = inverse[:, None] * (f - (total / D)[:, None] - unit * ((along + back_u1) / D)[:, None])
+        do = gl.where((j < D)[None, :], do, 0.0).to(DOT)
+        if LINK > 0:
+            share1 = 1e-6 * inverse * inverse * (along + back_u1) - rest_u1
+        gl.store(do_ptr + out, do, mask=there)
+        gl.thread_barrier()
+        unit_s.store(do)
+        async_copy.wait_group(0)
+        fence_async_shared()
+        gl.thread_barrier()
+        dw1_s, w1_s, slope_s, curve_s = afresh(dw1_room, PLAIN), afresh(w1_room, PLAIN), afresh(slope_room, PLAIN), afresh(curve_room, PLAIN)
+        late_u1_s, do_s = afresh(late_u1_room, PLAIN), afresh(unit_room, PLAIN)
+        dh_a = hidden_errors(
+            dw1_s.slice(0, 128), late_u1_s, w1_s.slice(0, 128), do_s, curve_s.slice(0, 128), slope_s.slice(0, 128), scale1, LINK, EC,
+        )
+        dh_b = hidden_errors(
+            dw1_s.slice(128, 128), late_u1_s, w1_s.slice(128, 128), do_s, curve_s.slice(128, 128), slope_s.slice(128, 128), scale1, LINK, EC,
+        )
+        if not PLAIN:
+            curve_s.slice(0, 128).store(dh_a)
+            curve_s.slice(128, 128).store(dh_b)
+            fence_async_shared()
+        gl.thread_barrier()
+        dw1_s, w1_s, slope_s, curve_s = afresh(dw1_room, PLAIN), afresh(w1_room, PLAIN), afresh(slope_room, PLAIN), afresh(curve_room, PLAIN)
+        z_s, k_s, do_s = afresh(z_room, PLAIN), afresh(k_room, PLAIN), afresh(unit_room, PLAIN)
+        if PLAIN:
+            fetch(curve_s, move1_ptr + slot, 0, E, D, D, LINES)
+            fetch(w1_s, move2_ptr + slot, 0, E, D, D, LINES)
+            async_copy.commit_group()
+            dw2a = warpgroup_mma(gl.convert_layout(dh_a, LEFT), k_s, dw2a)
+            dw2b = warpgroup_mma(gl.convert_layout(dh_b, LEFT), k_s, dw2b)
+            dw1a = warpgroup_mma(z_s.slice(0, 128), do_s, dw1a)
+            dw1b = warpgroup_mma(z_s.slice(128, 128), do_s, dw1b)
+            async_copy.wait_group(0)
+            gl.thread_barrier()
+            dw1a += curve_s.slice(0, 128).load(EC).to(gl.float32)
+            dw1b += curve_s.slice(128, 128).load(EC).to(gl.float32)
+            dw2a += w1_s.slice(0, 128).load(EC).to(gl.float32)
+            dw2b += w1_s.slice(128, 128).load(EC).to(gl.float32)
+        else:
+            fetch(dw1_s, move1_ptr + slot, 0, E, D, D, LINES)
+            fetch(slope_s, starts2_ptr + save, 0, E, D, D, LINES)
+            async_copy.commit_group()
+            dw1a = warpgroup_mma(z_s.slice(0, 128), do_s, dw1a)
+            dw1b = warpgroup_mma(z_s.slice(128, 128), do_s, dw1b)
+            gl.thread_barrier()
+            fetch(z_s, move2_ptr + slot, 0, E, D, D, LINES)
+            async_copy.commit_group()
+        if LINK > 0:
+            async_copy.wait_group(1)
+            gl.thread_barrier()
+            norms, arrived = norms_ptr + ((number + row) * H + head) * 2, dscale_ptr + (number * H + head) * 5
+            norm1, norm2 = gl.load(norms), gl.load(norms + 1)
+            ds1 = gl.load(arrived) + gl.load(arrived + 2) + gl.load(arrived - H * 5 + 1, mask=n > 0, other=0.0)
+            steep1 = steep(gl.sum(share1, 0) / scale1 + ds1, norm1, LINK, FLOOR)
+            dw1a = moved(scale1 * dw1a, dw1_s.slice(0, 128), w1_s.slice(0, 128), steep1, 1 / norm1, LINK, EC)
+            dw1b = moved(scale1 * dw1b, dw1_s.slice(128, 128), w1_s.slice(128, 128), steep1, 1 / norm1, LINK, EC)
+            dw2a, share_a = own_move(dw2a, curve_s.slice(0, 128), k_s, slope_s.slice(0, 128), scale2, EC)
+            dw2b, share_b = own_move(dw2b, curve_s.slice(128, 128), k_s, slope_s.slice(128, 128), scale2, EC)
+            ds2 = gl.load(arrived + 3) + gl.load(arrived - H * 5 + 4, mask=n > 0, other=0.0)
+            steep2 = steep(gl.sum(share_a + share_b, 0) + ds2, norm2, LINK, FLOOR)
+            async_copy.wait_group(0)
+            gl.thread_barrier()
+            dw2a = moved(dw2a, z_s.slice(0, 128), slope_s.slice(0, 128), steep2, 1 / norm2, LINK, EC)
+            dw2b = moved(dw2b, z_s.slice(128, 128), slope_s.slice(128, 128), steep2, 1 / norm2, LINK, EC)
+        dw1_s.slice(0, 128).store(dw1a.to(DOT))
+        dw1_s.slice(128, 128).store(dw1b.to(DOT))
+        z_s.slice(0, 128).store(dw2a.to(DOT))
+        z_s.slice(128, 128).store(dw2b.to(DOT))
+        gl.thread_barrier()
+        put(move1_ptr + slot, dw1_s, E, D, LINES)
+        put(move2_ptr + slot, z_s, E, D, LINES)
+        gl.thread_barrier()
+    keep(dw1_ptr + base, dw1a, 0, D, E, EC)
+    keep(dw1_ptr + base, dw1b, 128, D, E, EC)
+    keep(dw2_ptr + base, dw2a, 0, D, E, EC)
+    keep(dw2_ptr + base, dw2b, 128, D, E, EC)
