@@ -32,8 +32,8 @@ PROVEN = {
     # in float32 longer chunks and wider heads do not fit shared memory
     torch.float32: ((16,), (48, 64)),
 }
-# what no GPU has compared yet
-UNPROVEN: tuple[type, ...] = ()
+# an anchor and a momentum together need more shared memory than there is beyond this many channels
+WIDEST_WITH_BOTH = 64
 # what Triton's interpreter runs
 SIZES, NARROWEST, WIDEST = (16, 32, 64), 16, 128
 
@@ -64,9 +64,8 @@ def why_not(
         return None if known else f"the kernels take chunks of {_listed(SIZES)} tokens, not {size}"
     if device.type != "cuda":
         return f"the kernels need an NVIDIA GPU (or TRITON_INTERPRET=1), not {device.type}"
-    unproven = [part.label for part in (kept, algorithm) if isinstance(part, UNPROVEN)]
-    if unproven:
-        return f"the kernels are not proven on a GPU for {' and '.join(unproven)}, only in Triton's interpreter"
+    if isinstance(algorithm, MomentumDescent) and kept.anchored and channels > WIDEST_WITH_BOTH:
+        return f"momentum with anchored retention fits the kernels up to {WIDEST_WITH_BOTH} channels a head, not {channels}"
     sizes, widths = PROVEN.get(dtype, ((), ()))
     if size not in sizes or channels not in widths:
         shapes = f"chunks of {_listed(sizes)} tokens and {_listed(widths)} channels a head"

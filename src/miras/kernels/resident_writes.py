@@ -16,8 +16,8 @@ from triton.experimental.gluon.language.nvidia.ampere import async_copy
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, warpgroup_mma
 
 from .links import scale_at
-from .resident_tiles import fetch
 from .resident_reads import folded, product, ready
+from .resident_tiles import fetch
 
 
 @gluon.jit
