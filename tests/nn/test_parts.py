@@ -103,14 +103,14 @@ def test_packing_there_and_back():
 @pytest.mark.parametrize("rank", [None, 3])
 def test_a_gate_starts_where_it_should(link, rank):
     recipe = GateRecipe(name="eta", link=link, channelwise=True, rank=rank, start=0.125, limit=2.0)
-    value = Gate(recipe, 6, 2, 4, unit=3.0).double()(torch.zeros(1, 5, 6, dtype=torch.float64))
+    value = Gate(recipe, 6, 2, 4, unit=3.0).double()(torch.zeros(1, 5, 6, dtype=torch.float64)).value
     assert value.shape == (1, 5, 2, 4)
     sign = -1 if "decay" in link else 1
     assert torch.allclose(value, torch.full_like(value, sign * 3 * 0.125), atol=1e-6)
 
 
 def test_slopes_run_from_short_to_long():
-    assert Slopes(4)(torch.zeros(1)).tolist() == [-(2.0**-2), -(2.0**-4), -(2.0**-6), -(2.0**-8)]
+    assert Slopes(4)(torch.zeros(1)).value.tolist() == [-(2.0**-2), -(2.0**-4), -(2.0**-6), -(2.0**-8)]
 
 
 @pytest.mark.parametrize("name", ["yaad", "moneta", "memora", "titans_lmm", "ttt_mlp", "ttt_linear"])
@@ -128,7 +128,7 @@ def test_deep_memories_start_tame(name):
         assert 0.95 < size < 1.05 and (name != "memora" or 1.4 < held.accumulated.std() < 1.6)
     layer = MirasLayer(128, 2, name)
     with torch.no_grad():
-        gates = layer._gate_values(torch.zeros(1, 1, 128))
+        gates, _ = layer._gate_values(torch.zeros(1, 1, 128))
     momentum = 0.5 if name == "titans_lmm" else 0.0
     step = 0.03 if name == "moneta" else 0.1
     assert gates.eta.mean().item() == pytest.approx(step * initial.unit * (1 - momentum), rel=1e-4)
