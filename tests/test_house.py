@@ -14,6 +14,7 @@ ROOMS = ("memory", "bias", "retention", "algorithm")
 # who may import whom, from the bottom up
 FLOORS = [
     {"types"},
+    {"files"},
     set(ROOMS),
     {"spec"},
     {"presets", "checks"},

@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import statistics
 import sys
 import time
@@ -22,8 +21,12 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-import miras
-from miras.hf import MirasCache, MirasConfig, MirasForCausalLM
+ROOT = Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(ROOT / "benchmarks"), str(ROOT / "src")]
+
+from provenance import provenance  # noqa: E402
+
+from miras.hf import MirasCache, MirasConfig, MirasForCausalLM  # noqa: E402
 
 SETTLED = 5000
 
@@ -79,8 +82,7 @@ def main() -> int:
         lines.append(line)
         if line["tokens"] % (10 * given.stretch) == 0:
             print(line, file=sys.stderr, flush=True)
-    found = {"model": given.model, "torch": torch.__version__, "miras": miras.__version__, "machine": platform.machine()}
-    found |= {"threads": torch.get_num_threads(), "command": " ".join(sys.argv)} | summary(lines)
+    found = {"model": given.model, "threads": torch.get_num_threads(), **provenance("transformers"), **summary(lines)}
     given.out.parent.mkdir(parents=True, exist_ok=True)
     given.out.write_text(json.dumps(found | {"lines": lines[:: max(1, len(lines) // 40)]}, indent=1) + "\n")
     print({name: value for name, value in found.items() if name != "lines"})

@@ -155,7 +155,7 @@ def counts(text: str) -> tuple[int, ...]:
 def add_sample(command: argparse.ArgumentParser) -> None:
     """The options of ``miras sample``."""
     command.description = "Let a trained model go on from a prompt."
-    command.add_argument("folder", metavar="FOLDER", type=Path, help="a saved model, such as out/yaad-small-1/model")
+    command.add_argument("model", metavar="MODEL", help="such as out/yaad-small-1/model, or OWNER/NAME on the hub")
     command.add_argument("--prompt", default="", help="where to begin (default: at the start of a document)")
     command.add_argument("--tokens", type=int, default=200, help="how many to add (default 200)")
     command.add_argument("--temperature", type=float, default=0.8, help="0 takes the likeliest token each time (default 0.8)")
@@ -171,7 +171,7 @@ def run_sample(arguments: argparse.Namespace) -> None:
     from .train.sample import sample
 
     how = {"temperature": arguments.temperature, "top_k": arguments.top_k, "seed": arguments.seed}
-    print(sample(arguments.folder, arguments.prompt, arguments.tokens, **how))
+    print(sample(arguments.model, arguments.prompt, arguments.tokens, **how))
 
 
 # miras table

@@ -175,6 +175,9 @@ def test_the_loss_is_torchs_and_its_logits_are_not_kept():
         assert torch.allclose(a, b, atol=1e-12)
     counted = model(ids, labels=labels, num_items_in_batch=torch.tensor(7))
     close(counted.loss * 7, want * 13)
+    shifted = F.pad(labels[:, 1:], (0, 1), value=-100)
+    close(model(ids, labels=ids, shift_labels=shifted).loss, want)
+    close(model(ids, shift_labels=shifted).loss, want)
     model.config.loss_chunk = 0
     assert model(ids, labels=labels).logits.shape == (2, 9, 40)
 

@@ -54,8 +54,7 @@ def test_a_device_map_places_whole_blocks(tmp_path):
     close(automatic(ids).logits, model(ids).logits, 1e-6)
 
 
-# mamba2's decay lends its rate to the values, outside of its own call
-@pytest.mark.parametrize("name", [name for name in presets.PRESETS if name != "mamba2"])
+@pytest.mark.parametrize("name", presets.PRESETS)
 def test_every_memory_can_be_offloaded(name, tmp_path):
     model, ids = build(name, torch.float32), tokens(1, 6)
     model.save_pretrained(tmp_path)

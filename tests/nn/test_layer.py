@@ -254,6 +254,10 @@ CASES = {
         lambda: MirasLayer(16, 2, "retnet", recipe=recipe_of(presets.yaad())),
         "the recipe has a gate eta, but retnet",
     ),
+    "time step": (
+        lambda: MirasLayer(16, 2, "retnet", recipe=dataclasses.replace(recipe_of(presets.retnet()), time_step=True)),
+        "the recipe's time_step is what log_alpha is made of, and retnet.* has no such gate",
+    ),
     "convolution": (lambda: nn.Recipe(convolution=1), "Recipe's convolution has 2 taps or more, or is None, got 1"),
     "another memory's state": (
         lambda: MirasLayer(16, 2, "yaad")(torch.randn(1, 4, 16), MirasLayer(16, 2, "gla")(torch.randn(1, 4, 16))[1]),

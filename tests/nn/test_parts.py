@@ -1,10 +1,12 @@
 """The parts of a layer, each against something independent: convolution, window attention, gates, initial weights, recipes."""
 
 import itertools
+import warnings
 
 import pytest
 import torch
 import torch.nn.functional as F
+from torch.overrides import TorchFunctionMode
 
 from miras import presets, retention
 from miras.nn import RECIPES, Block, MirasLayer, Packing, SlidingWindowAttention, Stack, recipe_of
@@ -12,6 +14,7 @@ from miras.nn.convolution import ShortConvolution, TokenShift
 from miras.nn.functional import rotate
 from miras.nn.gates import LINKS, Gate, GateRecipe, Slopes
 from miras.nn.initial import InitialMemory, scale_of
+from miras.nn.norm import RMSNorm
 from miras.nn.packing import Places
 
 
@@ -103,14 +106,14 @@ def test_packing_there_and_back():
 @pytest.mark.parametrize("rank", [None, 3])
 def test_a_gate_starts_where_it_should(link, rank):
     recipe = GateRecipe(name="eta", link=link, channelwise=True, rank=rank, start=0.125, limit=2.0)
-    value = Gate(recipe, 6, 2, 4, unit=3.0).double()(torch.zeros(1, 5, 6, dtype=torch.float64))
+    value = Gate(recipe, 6, 2, 4, unit=3.0).double()(torch.zeros(1, 5, 6, dtype=torch.float64)).value
     assert value.shape == (1, 5, 2, 4)
     sign = -1 if "decay" in link else 1
     assert torch.allclose(value, torch.full_like(value, sign * 3 * 0.125), atol=1e-6)
 
 
 def test_slopes_run_from_short_to_long():
-    assert Slopes(4)(torch.zeros(1)).tolist() == [-(2.0**-2), -(2.0**-4), -(2.0**-6), -(2.0**-8)]
+    assert Slopes(4)(torch.zeros(1)).value.tolist() == [-(2.0**-2), -(2.0**-4), -(2.0**-6), -(2.0**-8)]
 
 
 @pytest.mark.parametrize("name", ["yaad", "moneta", "memora", "titans_lmm", "ttt_mlp", "ttt_linear"])
@@ -128,7 +131,7 @@ def test_deep_memories_start_tame(name):
         assert 0.95 < size < 1.05 and (name != "memora" or 1.4 < held.accumulated.std() < 1.6)
     layer = MirasLayer(128, 2, name)
     with torch.no_grad():
-        gates = layer._gate_values(torch.zeros(1, 1, 128))
+        gates, _ = layer._gate_values(torch.zeros(1, 1, 128))
     momentum = 0.5 if name == "titans_lmm" else 0.0
     step = 0.03 if name == "moneta" else 0.1
     assert gates.eta.mean().item() == pytest.approx(step * initial.unit * (1 - momentum), rel=1e-4)
@@ -167,3 +170,40 @@ def test_blocks_and_stacks_stream_too():
     block = Block(MirasLayer(16, 2, "deltanet"), 24).double()
     y, _ = block(x)
     assert torch.allclose(y[:, :4], block(x[:, :4])[0], atol=1e-12)
+
+
+# the norm
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_the_norm_is_the_formula_in_the_gains_precision(dtype):
+    norm = RMSNorm(8, 1e-3)
+    with torch.no_grad():
+        norm.weight.uniform_(0.5, 2)
+    x = torch.randn(3, 5, 8).to(dtype)
+    want = norm.weight.double() * x.double() * torch.rsqrt(x.double().square().mean(-1, keepdim=True) + 1e-3)
+    y = norm(x)
+    assert y.dtype == dtype
+    # computed in float32 and rounded once
+    torch.testing.assert_close(y, want.float().to(dtype), rtol={torch.bfloat16: 2**-8}.get(dtype, 1e-6), atol=1e-6)
+
+
+@pytest.mark.parametrize("gain", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_norm_is_one_call_without_a_warning_whatever_the_types(gain, dtype):
+    """Torch warns, and does not fuse, where gain and input differ in type; here, under autocast, they never do."""
+    norm, x = RMSNorm(8, 1e-6).to(gain), torch.randn(2, 3, 8, dtype=dtype, requires_grad=True)
+    seen = []
+
+    class Watch(TorchFunctionMode):
+        def __torch_function__(self, function, types, args=(), kwargs=None):
+            if function is F.rms_norm:
+                seen.append((args[0].dtype, kwargs["weight"].dtype))
+            return function(*args, **(kwargs or {}))
+
+    with warnings.catch_warnings(), torch.autocast("cpu", torch.bfloat16), Watch():
+        warnings.simplefilter("error")
+        y = norm(x)
+        y.float().square().sum().backward()
+    assert y.dtype == dtype and seen == [(gain, gain)]
+    assert x.grad.dtype == dtype and norm.weight.grad.dtype == gain

@@ -6,10 +6,14 @@ import argparse
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from ..files import check_target, size
 from ..types import require
-from .models import Loaded, add_model, check_target, load, quiet, size
+from .models import add_model, load
+
+if TYPE_CHECKING:
+    from ..hf.loading import Loaded
 
 # tokens held back at most while they may be the beginning of a character
 HELD = 8
@@ -39,7 +43,7 @@ def run_generate(arguments: argparse.Namespace) -> None:
     prompt = sys.stdin.read() if arguments.prompt == "-" else arguments.prompt
     require(bool(prompt) or arguments.state is not None, "there is nothing to continue: give --prompt, --state or both")
     if arguments.save_state is not None:
-        check_target(arguments.save_state)
+        check_target(arguments.save_state, "cannot keep a memory in")
     loaded = load(arguments, "generate")
     generate(loaded, prompt, arguments, options)
 
@@ -70,6 +74,7 @@ def generate(loaded: Loaded, prompt: str, arguments: argparse.Namespace, options
     import torch
 
     from ..hf import KeptMemory
+    from ..hf.loading import quiet
 
     model, tokenizer = loaded
     memory = None if arguments.state is None else KeptMemory.load(arguments.state, model)

@@ -7,11 +7,13 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ..files import check_target, size, text_of
 from .extras import needed
-from .models import Loaded, add_model, check_target, load, quiet, size, text_of
+from .models import add_model, load
 
 if TYPE_CHECKING:
     from ..hf import KeptMemory
+    from ..hf.loading import Loaded
 
 
 def add_read(command: argparse.ArgumentParser) -> None:
@@ -31,7 +33,7 @@ def add_read(command: argparse.ArgumentParser) -> None:
 def run_read(arguments: argparse.Namespace) -> None:
     """``miras read``."""
     needed("read", "rich")
-    check_target(arguments.state)
+    check_target(arguments.state, "cannot keep a memory in")
     text = text_of(arguments.file)
     loaded = load(arguments, "read")
     began = time.monotonic()
@@ -52,6 +54,7 @@ def with_progress(loaded: Loaded, text: str, arguments: argparse.Namespace) -> t
     from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
     from ..hf import KeptMemory
+    from ..hf.loading import quiet
 
     model, tokenizer = loaded
     start = None if arguments.start is None else KeptMemory.load(arguments.start, model)

@@ -16,6 +16,7 @@ from typing import Any, Literal, Protocol
 
 import numpy as np
 
+from ..files import synced
 from ..types import require
 from .shards import FORMAT, SHARD, Tokens, Writer, broken, dtype_for
 from .sources import Complaints, Piece, Source
@@ -199,14 +200,3 @@ def running(process: int) -> bool:
     except PermissionError:
         return True
     return True
-
-
-def synced(path: Path) -> None:
-    """Make sure that a file's bytes, or on POSIX a folder's names, have reached the disk."""
-    if path.is_dir() and os.name != "posix":
-        return
-    handle = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

@@ -246,16 +246,7 @@ class Hub(Source):
         self.fingerprint = json.dumps(["hub", name, subset, split, field, valid_share])
 
     def pieces(self, complaints: Complaints) -> Iterator[Piece]:
-        from datasets import load_dataset
-
-        try:
-            rows = load_dataset(self.name, name=self.subset, split=self.split, streaming=True)
-        except Exception as error:  # of many kinds: no network, no such name, no such subset
-            reason = " ".join(str(error).split())[:200]
-            raise ValueError(
-                f"{self.name} is neither a file or folder here nor a dataset that can be opened: {reason}"
-            ) from None
-        for number, row in enumerate(rows):
+        for number, row in enumerate(self.rows()):
             text = row.get(self.field)
             if not isinstance(text, str):
                 message = f"{self.name}, row {number}: no text under {self.field!r}, it has {', '.join(row)}"
@@ -264,6 +255,25 @@ class Hub(Source):
                 yield Piece(str(number), text, split_of(str(number), self.valid_share))
             else:
                 complaints.note("empty documents", f"row {number}")
+
+    def rows(self) -> Iterator[dict[str, Any]]:
+        """The rows as they come; what keeps or breaks the stream, of whatever kind, is one line."""
+        from datasets import load_dataset
+
+        read = None
+        try:
+            rows = load_dataset(self.name, name=self.subset, split=self.split, streaming=True)
+            read = 0
+            for row in rows:
+                yield row
+                read += 1
+        except Exception as error:
+            reason = " ".join(str(error).split())[:200] or type(error).__name__
+            if read is None:
+                raise ValueError(
+                    f"{self.name} is neither a file or folder here nor a dataset that can be opened: {reason}"
+                ) from None
+            raise OSError(f"the stream of {self.name} broke after {read} rows, nothing of it is kept: {reason}") from None
 
 
 def source_of(

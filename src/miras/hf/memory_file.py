@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -20,6 +18,7 @@ from torch import Tensor
 
 from miras import __version__
 
+from ..files import check_target, replacing
 from ..nn import MirasState, WindowState
 from ..spec import Spec
 from ..types import CacheState, NewtonState, Progress, State, require
@@ -167,13 +166,10 @@ def rebuild(tree: Any, tensors: dict[str, Tensor], device: torch.device) -> Any:
 
 
 def write(path: Path, tensors: dict[str, Tensor], header: Header) -> None:
-    """Write the file under another name, then give it its own: it is complete or not there."""
-    require(path.parent.is_dir(), f"cannot keep a memory in {path}: there is no folder {path.parent}")
-    require(not path.is_dir(), f"cannot keep a memory in {path}: it is a folder")
-    with tempfile.TemporaryDirectory(dir=path.parent, prefix=".saving-") as temporary:
-        begun = Path(temporary) / path.name
-        save_file(tensors, begun, header.to_metadata())
-        os.replace(begun, path)
+    """Write the file: it is complete or not there."""
+    check_target(path, "cannot keep a memory in")
+    with replacing(path) as fresh:
+        save_file(tensors, fresh, header.to_metadata())
 
 
 def read(path: Path) -> tuple[dict[str, Tensor], Header]:

@@ -27,6 +27,7 @@ from .cache import MirasCache, check_cache
 from .configuration import MirasConfig
 from .kept import KeptMemory, read
 from .layout import packing_of
+from .loading import whole
 from .loss import chunked_cross_entropy, next_labels
 from .saving import save_with_card
 
@@ -44,6 +45,8 @@ class MirasPreTrainedModel(PreTrainedModel):
     base_model_prefix = "model"
     supports_gradient_checkpointing = True
     _no_split_modules = ["MirasDecoderLayer"]  # noqa: RUF012
+    # a base model is loaded from a language model's checkpoint without its head
+    _keys_to_ignore_on_load_unexpected = [r"^lm_head\."]  # noqa: RUF012
     _skip_keys_device_placement = ["past_key_values"]  # noqa: RUF012
     # what a memory has read cannot be taken back, so nothing may be drafted
     _is_stateful = True
@@ -55,6 +58,16 @@ class MirasPreTrainedModel(PreTrainedModel):
             module.reset_parameters()
         else:
             super()._init_weights(module)
+
+    @classmethod
+    def from_pretrained(cls, pretrained_model_name_or_path: Any, *model_args: Any, **kwargs: Any) -> Any:
+        """As in transformers, whole or not at all: a :class:`ValueError` where the checkpoint is another model's or damaged.
+
+        Missing or unexpected tensors are refused, but for the head where another class saved the checkpoint (a base model from
+        a language model's, and the other way round). ``ignore_mismatched_sizes=True`` lets other sizes through;
+        ``output_loading_info=True`` everything, for whoever looks at what was missing.
+        """
+        return whole(super().from_pretrained, pretrained_model_name_or_path, model_args, kwargs)
 
     @classmethod
     def _supports_default_dynamic_cache(cls) -> bool:
@@ -189,6 +202,7 @@ class MirasForCausalLM(MirasPreTrainedModel, GenerationMixin):
         cu_seqlens: Tensor | None = None,
         cu_seq_lens_q: Tensor | None = None,
         num_items_in_batch: Tensor | int | None = None,
+        shift_labels: Tensor | None = None,
         **kwargs: Any,
     ) -> CausalLMOutputWithPast:
         """Logits of the next token, and the loss where there are labels; other arguments as in :class:`MirasModel`.
@@ -199,6 +213,7 @@ class MirasForCausalLM(MirasPreTrainedModel, GenerationMixin):
             labels: ``[B,T]``, the tokens themselves (they are shifted here), -100 where there is nothing to learn. The first
                 token of a packed sequence is never a label.
             logits_to_keep: logits of the last so many tokens, or of those given; 0 for all.
+            shift_labels: ``[B,T]``, each token's successor, already shifted, in place of ``labels``.
             num_items_in_batch: divides the loss instead of the number of labels, for accumulated gradients.
             kwargs: what transformers passes to all models and this one has no use for.
 
@@ -218,12 +233,15 @@ class MirasForCausalLM(MirasPreTrainedModel, GenerationMixin):
         )
         hidden = outputs.last_hidden_state
         loss = logits = None
-        if labels is not None:
-            require(labels.shape == hidden.shape[:2], f"labels must be {list(hidden.shape[:2])}, got {list(labels.shape)}")
-            starts = self._starts(hidden, attention_mask, position_ids, cu_seqlens)
-            wanted = next_labels(labels.to(hidden.device), starts).flatten()
-            loss = chunked_cross_entropy(self.lm_head, hidden.flatten(0, 1), wanted, self.config.loss_chunk, num_items_in_batch)
-        if labels is None or not self.training or self.config.loss_chunk == 0:
+        given = labels if shift_labels is None else shift_labels
+        if given is not None:
+            require(given.shape == hidden.shape[:2], f"labels must be {list(hidden.shape[:2])}, got {list(given.shape)}")
+            wanted = given.to(hidden.device)
+            if shift_labels is None:
+                wanted = next_labels(wanted, self._starts(hidden, attention_mask, position_ids, cu_seqlens))
+            flat, size = hidden.flatten(0, 1), self.config.loss_chunk
+            loss = chunked_cross_entropy(self.lm_head, flat, wanted.flatten(), size, num_items_in_batch)
+        if given is None or not self.training or self.config.loss_chunk == 0:
             kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
             logits = self.lm_head(hidden[:, kept, :])
         return CausalLMOutputWithPast(

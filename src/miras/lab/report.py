@@ -7,7 +7,6 @@ import io
 import itertools
 import json
 import math
-import os
 import platform
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -17,6 +16,7 @@ import torch
 
 from .. import __version__
 from ..algorithm import NonParametric
+from ..files import replacing
 from .overview import is_deep
 from .recall import Outcome, Settings
 from .stream import MAGNITUDE
@@ -142,18 +142,9 @@ def decorate(axes: Axes, title: str, below: str) -> None:
     axes.spines[["top", "right"]].set_visible(False)
 
 
-def write(path: Path, content: bytes) -> None:
-    """Write a file under a temporary name and rename it, so that nobody finds half of it."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        temporary.write_bytes(content)
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
 def save(outcomes: Mapping[str, Outcome], settings: Settings, folder: Path) -> None:
     """Write ``recall.json`` and ``recall.png``."""
     numbers = json.dumps(as_json(outcomes, settings), indent=2, allow_nan=False)
-    write(folder / "recall.json", f"{numbers}\n".encode())
-    write(folder / "recall.png", picture(outcomes, settings))
+    for name, content in (("recall.json", f"{numbers}\n".encode()), ("recall.png", picture(outcomes, settings))):
+        with replacing(folder / name) as fresh:
+            fresh.write_bytes(content)

@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from ..spec import Spec
 from ..types import Gates
 from .functional import unit_length
-from .gates import Gate
 from .recipes import Recipe
 
 
@@ -20,7 +19,7 @@ class Extras(nn.Module):
 
     def __init__(self, spec: Spec, recipe: Recipe, heads: int, keys: int) -> None:
         super().__init__()
-        self.decoupled, self.time_step = spec.decoupled, recipe.time_step
+        self.decoupled = spec.decoupled
         self.skip = nn.Parameter(torch.empty(heads)) if recipe.skip else None
         self.bonus = nn.Parameter(torch.empty(heads, keys)) if recipe.bonus else None
         self.removal = nn.Parameter(torch.empty(heads, keys)) if spec.decoupled else None
@@ -36,12 +35,9 @@ class Extras(nn.Module):
         """The parameters themselves; asked for by a call, so that hooks which bring offloaded ones in see it."""
         return self.skip, self.bonus, self.removal, self.replacement
 
-    def pairs(self, k: Tensor | None, v: Tensor, gates: Gates, made: nn.ModuleDict) -> tuple[Tensor | None, Tensor, Gates]:
-        """Keys, values and gates as the memory takes them."""
-        if self.time_step:
-            decay = made["log_alpha"]
-            assert isinstance(decay, Gate) and decay.log_rate is not None and gates.log_alpha is not None
-            step = -gates.log_alpha * (-decay.log_rate.to(gates.log_alpha.dtype)).exp()
+    def pairs(self, k: Tensor | None, v: Tensor, gates: Gates, step: Tensor | None) -> tuple[Tensor | None, Tensor, Gates]:
+        """Keys, values and gates as the memory takes them; values are multiplied by Mamba's time step ``[B,T,H]``."""
+        if step is not None:
             v = v * step[..., None].to(v.dtype)
         if self.decoupled:
             eta, (_, _, removal, replacement) = gates.eta, self()

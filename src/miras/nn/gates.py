@@ -73,6 +73,13 @@ class GateRecipe:
         require(self.limit > 0, f"{self.name}'s limit must be > 0, got {self.limit}")
 
 
+class Made(NamedTuple):
+    """A gate as the memory takes it, and before a learned rate multiplied it, which is Mamba's time step."""
+
+    value: Tensor
+    unrated: Tensor
+
+
 class Gate(nn.Module):
     """``[B,T,C] -> [B,T P,H]`` or ``[B,T P,H,D]``: a projection, full or of low rank, and a link.
 
@@ -102,17 +109,18 @@ class Gate(nn.Module):
         if self.log_rate is not None:
             nn.init.uniform_(self.log_rate, 0.0, math.log(16.0))
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor) -> Made:
         x = F.linear(x if self.down is None else F.linear(x, self.down), self.up, self.bias)
         # a logarithm of nearly 1 needs more digits than bf16 has
         x = x if x.dtype == torch.float64 else x.float()
         value = LINKS[self.recipe.link].value(x, self.recipe.limit)
         shape = (x.shape[0], x.shape[1] * self.pairs, self.heads)
         value = value.reshape(*shape) if self.width is None else value.reshape(*shape, self.width)
-        if self.log_rate is not None:
-            rate = self.log_rate.to(x.dtype).exp()
-            value = value * (rate if self.width is None else rate[:, None])
-        return value * self.unit if self.unit != 1 else value
+        value = value * self.unit if self.unit != 1 else value
+        if self.log_rate is None:
+            return Made(value, value)
+        rate = self.log_rate.to(x.dtype).exp()
+        return Made(value * (rate if self.width is None else rate[:, None]), value)
 
 
 class Ridge(nn.Module):
@@ -128,9 +136,10 @@ class Ridge(nn.Module):
         assert isinstance(self.recipe.start, float)
         nn.init.constant_(self.raw, LINKS["ridge"].inverse(self.recipe.start, self.recipe.limit))
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor) -> Made:
         raw = self.raw if self.raw.dtype == torch.float64 else self.raw.float()
-        return LINKS["ridge"].value(raw, self.recipe.limit)
+        value = LINKS["ridge"].value(raw, self.recipe.limit)
+        return Made(value, value)
 
 
 class Slopes(nn.Module):
@@ -140,11 +149,12 @@ class Slopes(nn.Module):
         super().__init__()
         self.heads = heads
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor) -> Made:
         head = torch.arange(
             1, self.heads + 1, device=x.device, dtype=torch.float64 if x.dtype == torch.float64 else torch.float32
         )
-        return -torch.exp2(-8 * head / self.heads)
+        value = -torch.exp2(-8 * head / self.heads)
+        return Made(value, value)
 
 
 def gate_of(

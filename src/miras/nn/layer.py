@@ -156,6 +156,8 @@ class MirasLayer(nn.Module):
             made[recipe.name] = gate_of(recipe, self.dim, self.heads, wide, pairs=pairs, unit=unit)
         missing = [name for name, need in needs.items() if need.required and name not in made and name != "kappa"]
         require(not missing, f"{self.spec} needs the gates {missing}, which the recipe does not make")
+        stepped = not self.recipe.time_step or "log_alpha" in made
+        require(stepped, f"the recipe's time_step is what log_alpha is made of, and {self.spec} has no such gate")
         return nn.ModuleDict(made)
 
     def forward(
@@ -195,7 +197,8 @@ class MirasLayer(nn.Module):
         seen = torch.zeros(rows, dtype=torch.long, device=x.device) if state is None else state.seen
         streams, q, k, v, window = self._project(x, window, places)
         q, k = self._treated(q, k, seen, places)
-        k, v, gates = self.extras.pairs(k, v, self._gate_values(streams.gates), self.gates)
+        gates, step = self._gate_values(streams.gates)
+        k, v, gates = self.extras.pairs(k, v, gates, step)
         read = x.shape[1] if places is None else places.lengths
         return Prepared(q, k, v, gates, streams.output, window, seen + read)
 
@@ -269,13 +272,16 @@ class MirasLayer(nn.Module):
             k = None if k is None else functional.rotate(k, each, self.recipe.rope)
         return q * self.keys**-0.5 if self.recipe.scaled else q, k
 
-    def _gate_values(self, x: Tensor) -> Gates:
-        made = {name: gate(x) for name, gate in self.gates.items()}
+    def _gate_values(self, x: Tensor) -> tuple[Gates, Tensor | None]:
+        """The gates, and for Mamba the time step that its decay is made of."""
+        both = {name: gate(x) for name, gate in self.gates.items()}
+        made = {name: one.value for name, one in both.items()}
+        step = -both["log_alpha"].unrated if self.recipe.time_step else None
         if "mu" in made and "eta" in made:
             # what a step adds up to over time is then the same whatever the momentum
             mu, eta = made["mu"], made["eta"]
             made["eta"] = eta * (1 - (mu if mu.dim() == eta.dim() else mu[..., None]))
-        return Gates(**made)
+        return Gates(**made), step
 
     def extra_repr(self) -> str:
         return f"{self.spec}, heads={self.heads}, head_dim={self.keys}"

@@ -20,9 +20,11 @@ from . import run
 from .checkpoint import found
 from .config import DataConfig, TrainConfig
 from .engine import Engine
-from .loop import Job, Place, StoppedError, bits_per_nat, loader, restore, train
+from .job import Job, Place, bits_per_nat
+from .loop import StoppedError, loader, restore, train
 from .metrics import Metrics, lines
 from .models import Objective, build_model, model_config
+from .noise import interval
 from .optimiser import adamw
 from .options import to_dict
 from .plot import draw
@@ -96,6 +98,7 @@ def work(job: Job, progress: Progress, resume: bool) -> int | None:
     config, engine = job.config, job.engine
     # what does not fit together is found out before anything is written
     loader(job, 0)
+    interval(config, job.language_model)
     spread(job.corpus.valid, config.data.length, config.log.eval_sequences)
     introduce(job, progress)
     place = restore(job, progress) if resume else Place()

@@ -125,13 +125,16 @@ class LogConfig:
     every: int = option(10, "steps between lines of metrics")
     eval_every: int = option(300, "steps between validations; there is always one at the end")
     eval_sequences: int = option(256, "sequences that a validation reads, evenly spread over the split")
+    noise_every: int | None = option(
+        None, "steps between measurements of how far noise on the keys travels; none: with validations, 0: never"
+    )
     trackers: tuple[str, ...] = option((), "tensorboard, wandb or trackio, through accelerate")
     prompt: str = option("def ", "what the sample at the end goes on from")
     sample: int = option(200, "tokens of the sample at the end; 0 for none")
 
     def __post_init__(self) -> None:
         positive("log", every=self.every, eval_every=self.eval_every, eval_sequences=self.eval_sequences)
-        at_least_zero("log", sample=self.sample)
+        at_least_zero("log", sample=self.sample, noise_every=self.noise_every or 0)
         known = ("tensorboard", "wandb", "trackio")
         for tracker in self.trackers:
             require(tracker in known, f"log.trackers: {tracker!r} is none of {', '.join(known)}")

@@ -5,22 +5,17 @@ from __future__ import annotations
 import math
 import signal
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any
+from collections.abc import Iterator
 
 import torch
-from accelerate.optimizer import AcceleratedOptimizer
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils.data import DataLoader
 
-from ..data.corpus import Corpus
 from ..data.sequences import IGNORED, Batch, Batches, batch_of, spread
 from ..types import require
-from . import checkpoint, safety
-from .config import TrainConfig
+from . import checkpoint, noise, safety
 from .engine import Engine
+from .job import Job, Place, bits_per_nat
 from .metrics import Line, Metrics
 from .progress import Progress
 from .schedule import rate_at
@@ -28,53 +23,6 @@ from .schedule import rate_at
 
 class StoppedError(Exception):
     """Training stopped by itself: too many steps in a row were skipped."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Job:
-    """Everything that a run works with."""
-
-    config: TrainConfig
-    engine: Engine
-    corpus: Corpus
-    model: nn.Module
-    optimiser: AcceleratedOptimizer
-    folder: Path
-    parameters: int
-    began: float
-    describe: Callable[[Path], None]
-
-    @property
-    def checkpoints(self) -> Path:
-        """Where the checkpoints lie."""
-        return self.folder / "checkpoints"
-
-    @property
-    def micro_batch(self) -> int:
-        """Sequences at once in a process."""
-        return self.config.engine.micro_batch or max(self.config.data.batch // self.engine.processes, 1)
-
-
-@dataclass
-class Place:
-    """Where a run stands: what a checkpoint holds beside weights and moments."""
-
-    step: int = 0
-    spikes: safety.Spikes = field(default_factory=safety.Spikes)
-
-    def to_json(self) -> dict[str, Any]:
-        """As JSON; floats come back as they were."""
-        return {"step": self.step, "spikes": list(self.spikes)}
-
-    @classmethod
-    def from_json(cls, state: dict[str, Any]) -> Place:
-        """The place that ``to_json`` wrote."""
-        return cls(state["step"], safety.Spikes(*state["spikes"]))
-
-
-def bits_per_nat(bytes_per_token: float) -> float:
-    """Bits per byte of one nat per token."""
-    return 1 / (math.log(2) * bytes_per_token)
 
 
 def restore(job: Job, progress: Progress) -> Place:
@@ -96,6 +44,7 @@ def train(job: Job, progress: Progress, place: Place, metrics: Metrics | None) -
     Checkpoints are written every so often, at the end, and before leaving for a signal.
     """
     config, engine = job.config, job.engine
+    noise_every = noise.interval(config, job.language_model)
     with safety.Signals() as signals:
         for micro_batches, waited in timed(loader(job, place.step)):
             line = one_step(job, place, micro_batches, waited)
@@ -107,6 +56,8 @@ def train(job: Job, progress: Progress, place: Place, metrics: Metrics | None) -
             # who sends a signal may not wait for long
             if last or (place.step % config.log.eval_every == 0 and not stop):
                 record(job, progress, metrics, validation(job, place.step))
+            if noise_every and (last or (place.step % noise_every == 0 and not stop)):
+                record(job, progress, metrics, noise.measured(job, place.step))
             if last or stop or place.step % config.save.every == 0:
                 save(job, place)
             if stop and not last:
@@ -282,6 +233,9 @@ def record(job: Job, progress: Progress, metrics: Metrics | None, line: Line) ->
         progress.say(f"step {line['step']} was skipped: {line['skipped']}")
     elif "valid_loss" in line:
         progress.say(f"step {line['step']}: validation {line['valid_bits_per_byte']:.4f} bits per byte")
+    elif "noise_response" in line:
+        progress.noise = line["noise_response"]
+        progress.say(noise.said(line))
     else:
         progress.step(line)
     if metrics is not None:

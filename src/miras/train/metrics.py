@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from pathlib import Path
 from typing import Any
+
+from ..files import replacing
 
 Line = dict[str, Any]
 
@@ -20,9 +21,8 @@ class Metrics:
     def cut(self, step: int) -> None:
         """Forget what came after ``step`` steps, which will be taken again, and a last line that a crash cut off."""
         kept = [line for line in lines(self.path) if line["step"] <= step]
-        fresh = self.path.with_suffix(".new")
-        fresh.write_text("".join(json.dumps(line) + "\n" for line in kept))
-        os.replace(fresh, self.path)
+        with replacing(self.path) as fresh:
+            fresh.write_text("".join(json.dumps(line) + "\n" for line in kept))
 
     def add(self, line: Line) -> None:
         """Append a line; numbers that are none, which JSON has no word for, as null."""

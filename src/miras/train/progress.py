@@ -20,6 +20,8 @@ class Progress:
         self.live = (
             Live(console=self.console, refresh_per_second=4, transient=True) if self.console.is_terminal and shown else None
         )
+        # the last response to noise that was measured
+        self.noise: float | None = None
         self.begin(0)
 
     def begin(self, step: int) -> None:
@@ -49,9 +51,10 @@ class Progress:
     def text(self, line: Line, done: int) -> str:
         """The line itself."""
         left = (time.monotonic() - self.began) / max(done - self.start, 1) * (self.steps - done)
+        noise = "" if self.noise is None else f"noise {self.noise:.0e}  "
         return (
             f"step {done}/{self.steps}  loss {line['loss']:.3f}  {line['bits_per_byte']:.3f} bits/byte  "
-            f"{line['tokens_per_second']:,.0f} tokens/s  {line['memory_gb']:.1f} GB  {clock(left)} left"
+            f"{line['tokens_per_second']:,.0f} tokens/s  {line['memory_gb']:.1f} GB  {noise}{clock(left)} left"
         )
 
     def say(self, text: str) -> None:

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from ..data.corpus import Corpus
+from ..files import replacing
 from ..types import require
 from .config import TrainConfig
 from .options import to_dict
@@ -99,7 +100,8 @@ def begin(folder: Path, config: TrainConfig, corpus: Corpus, parameters: int, en
     import yaml
 
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "config.yaml").write_text(yaml.safe_dump(to_dict(config), sort_keys=False))
+    with replacing(folder / "config.yaml") as fresh:
+        fresh.write_text(yaml.safe_dump(to_dict(config), sort_keys=False))
     path = folder / "run.json"
     starts = json.loads(path.read_text())["starts"] if path.exists() else []
     about = {
@@ -108,9 +110,8 @@ def begin(folder: Path, config: TrainConfig, corpus: Corpus, parameters: int, en
         "identity": identity(config, corpus),
         "starts": [*starts, {**provenance(), **engine}],
     }
-    fresh = path.with_suffix(".new")
-    fresh.write_text(json.dumps(about, indent=1))
-    os.replace(fresh, path)
+    with replacing(path) as fresh:
+        fresh.write_text(json.dumps(about, indent=1))
 
 
 def provenance() -> dict[str, Any]:

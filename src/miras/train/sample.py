@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import torch
 
+from ..hf.loading import load
 from ..types import require
 
 
 def sample(
-    folder: Path, prompt: str, tokens: int, *, temperature: float = 0.8, top_k: int = 50, seed: int = 0, device: str = "cpu"
+    name: str | Path, prompt: str, tokens: int, *, temperature: float = 0.8, top_k: int = 50, seed: int = 0, device: str = "cpu"
 ) -> str:
     """A prompt and what a saved model makes of it.
 
     Args:
-        folder: of a saved model with its tokenizer.
+        name: a folder with a saved model and its tokenizer, or OWNER/NAME on the hub.
         prompt: where to begin.
         tokens: how many to add; fewer where the document ends before.
         temperature: 0 takes the likeliest token each time.
@@ -24,17 +24,9 @@ def sample(
         seed: of the draws.
         device: where to compute.
     """
-    from transformers import AutoTokenizer
-    from transformers.utils.logging import disable_progress_bar
-
-    from ..hf import MirasForCausalLM
-
-    require((folder / "config.json").is_file(), f"{folder} holds no saved model: miras train leaves one in <run folder>/model")
     require(temperature >= 0 and tokens > 0 and top_k > 0, "tokens and top_k must be > 0, temperature >= 0")
-    disable_progress_bar()
-    tokenizer = AutoTokenizer.from_pretrained(folder)
-    model: Any = MirasForCausalLM.from_pretrained(folder).eval()
-    model = model.to(device)
+    model, tokenizer = load(name)
+    model.to(torch.device(device))
     ids = tokenizer(prompt, return_tensors="pt", add_special_tokens=False).input_ids
     if ids.shape[1] == 0:
         ids = torch.tensor([[tokenizer.eos_token_id]])

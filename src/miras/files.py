@@ -1,0 +1,66 @@
+"""Files that are whole or not there, and texts that are UTF-8 or refused."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from .types import require
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """A name beside ``path`` to write to, which takes its place when the block ends well; otherwise nothing is left of it.
+
+    >>> import tempfile
+    >>> folder = tempfile.TemporaryDirectory()
+    >>> with replacing(Path(folder.name) / "a.txt") as fresh:
+    ...     _ = fresh.write_text("whole")
+    >>> (Path(folder.name) / "a.txt").read_text()
+    'whole'
+    >>> folder.cleanup()
+    """
+    fresh = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        yield fresh
+        synced(fresh)
+        os.replace(fresh, path)
+    finally:
+        fresh.unlink(missing_ok=True)
+
+
+def check_target(path: Path, what: str) -> None:
+    """Find out before the work, not after it, that a place cannot be written to."""
+    require(path.parent.is_dir(), f"{what} {path}: there is no folder {path.parent}")
+    require(not path.is_dir(), f"{what} {path}: it is a folder: name a file")
+
+
+def synced(path: Path) -> None:
+    """Make sure that a file's bytes, or on POSIX a folder's names, have reached the disk."""
+    if path.is_dir() and os.name != "posix":
+        return
+    handle = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def text_of(path: Path) -> str:
+    """The text of a file, every character as it is."""
+    require(path.is_file(), f"there is no file {path}")
+    try:
+        return path.read_bytes().decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} is not UTF-8 text: byte {error.start} cannot be read") from None
+
+
+def size(nbytes: int) -> str:
+    """Bytes for people.
+
+    >>> size(2_500_000), size(1234)
+    ('2.5 MB', '1.2 kB')
+    """
+    return f"{nbytes / 1e6:,.1f} MB" if nbytes >= 1e5 else f"{nbytes / 1e3:,.1f} kB"
