@@ -23,7 +23,7 @@ FLOORS = [
     {"nn"},
     {"hf", "diagnostics"},
     {"data"},
-    {"train"},
+    {"train", "eval"},
     {"inspector", "commands"},
 ]
 

@@ -2,9 +2,9 @@
 
 import pytest
 import torch
+from tiny_models import build
 
 from miras.hf import MirasConfig, MirasForCausalLM, byte_tokenizer
-from tiny_models import build
 
 
 @pytest.fixture(scope="session")

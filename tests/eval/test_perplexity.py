@@ -5,13 +5,12 @@ import math
 
 import pytest
 import torch
+from tiny_models import build
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from miras.eval import Sliding, Streaming, perplexity, text_of
 from miras.eval.windows import edges_of, windows
-
-from tiny_models import build
 
 TEXT = "The rain fell in torrents, naïvely; except at occasional intervals. " * 3
 DOCUMENTS = [TEXT[:70], "short", TEXT[10:160]]

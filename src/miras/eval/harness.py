@@ -52,6 +52,7 @@ def harness(
     lm = HFLM(pretrained=model, tokenizer=tokenizer, batch_size=batch, max_length=context, mixed_precision_dtype=autocast)
     began = time.monotonic()
     names = [task.harness for task in chosen]
+    # errors of accuracies need no bootstrap
     found = simple_evaluate(model=lm, tasks=names, limit=limit, task_manager=manager, bootstrap_iters=0, num_fewshot=0)
     assert found is not None, "this is the only process"
     results = tuple(TaskResult(task=task, answers=answers_of(task, found["samples"][task.harness])) for task in chosen)

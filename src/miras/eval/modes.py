@@ -8,7 +8,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -41,6 +41,10 @@ class Row(NamedTuple):
 
 class Mode(ABC):
     """How a text is read."""
+
+    @abstractmethod
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON."""
 
     @abstractmethod
     def limit(self, segments: Sequence[Segment]) -> int:
@@ -79,6 +83,9 @@ class Sliding(Mode):
         """The stride."""
         return self.context // 2 if self.stride is None else self.stride
 
+    def to_dict(self) -> dict[str, Any]:
+        return {"mode": "sliding", "context": self.context, "stride": self.step}
+
     def limit(self, segments: Sequence[Segment]) -> int:
         return min(self.context, max(len(segment.tokens) for segment in segments) - 1)
 
@@ -114,6 +121,9 @@ class Streaming(Mode):
     def __post_init__(self) -> None:
         require(self.stretch >= 1, f"stretch must be 1 token or more, got {self.stretch}")
         require(self.rows >= 1, f"rows must be 1 or more, got {self.rows}")
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"mode": "streaming", "stretch": self.stretch, "rows": self.rows}
 
     def limit(self, segments: Sequence[Segment]) -> int:
         return max(len(part.tokens) for part in self.parts(segments)) - 1

@@ -6,7 +6,6 @@ perplexity = exp(loss / tokens),               bits per byte = loss / (bytes ln 
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import time
 from collections.abc import Sequence
@@ -15,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from .modes import Mode, Scored, Sliding, Streaming
+from .modes import Mode, Scored, Sliding
 from .scoring import Progress, check_tokens, reading
 from .text import Text, text_of
 from .windows import edges_of, segments
@@ -87,9 +86,8 @@ class Perplexity:
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON."""
-        how = {"mode": type(self.mode).__name__.lower(), **dataclasses.asdict(self.mode)}
         table = [{"begin": bucket.begin, "end": bucket.end, **bucket.loss.to_dict()} for bucket in self.buckets]
-        return {"title": self.title, **how, **self.loss.to_dict(), "buckets": table, "seconds": self.seconds}
+        return {"title": self.title, **self.mode.to_dict(), **self.loss.to_dict(), "buckets": table, "seconds": self.seconds}
 
 
 def perplexity(
@@ -97,7 +95,7 @@ def perplexity(
     tokenizer: Any,
     text: str | Sequence[str] | Text,
     *,
-    mode: Sliding | Streaming = Sliding(),  # noqa: B008 (frozen)
+    mode: Mode = Sliding(),  # noqa: B008 (frozen)
     separate: bool = False,
     buckets: int | Sequence[int] | None = None,
     autocast: torch.dtype | None = None,

@@ -7,7 +7,7 @@ log p / number of characters of the choice; of LAMBADA ``acc``: greedy decoding 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -39,7 +39,7 @@ class Task:
 
     name: str
     harness: str
-    fields: dict[str, type]
+    fields: Mapping[str, type]
     item: Callable[[Row], Item]
     metrics: tuple[str, ...]
     paper: tuple[str, ...]

@@ -74,7 +74,7 @@ def text_of(texts: str | Iterable[str], tokenizer: Any, title: str = "the text")
 def encoded(text: str, tokenizer: Any) -> Document:
     """A document's tokens and their widths."""
     parts = [_encoded(piece, tokenizer) for piece in _pieces(text)]
-    tokens, widths = (np.concatenate([part[i] for part in parts] or [np.zeros(0)]) for i in (0, 1))
+    tokens, widths = (np.concatenate([part[i] for part in parts] or [np.zeros(0, np.int64)]) for i in (0, 1))
     return Document(torch.from_numpy(tokens.astype(np.int32)), torch.from_numpy(widths.astype(np.int32)))
 
 
