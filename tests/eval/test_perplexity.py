@@ -125,6 +125,11 @@ def test_bytes_belong_to_tokens():
     assert text.bytes == len("dark né, 日本  ".encode())
 
 
+def test_bytes_of_a_character_are_shared_by_its_tokens(tokenizer):
+    text = text_of("aé日🎉b", tokenizer)
+    assert text.documents[0].widths.tolist() == [1] * len("aé日🎉b".encode())
+
+
 def test_a_long_text_is_tokenised_in_pieces(monkeypatch, tokenizer):
     from miras.eval import text as room
 

@@ -25,28 +25,36 @@ class Loaded(NamedTuple):
     tokenizer: Any
 
 
-def add_model(command: argparse.ArgumentParser) -> None:
+def add_model(command: argparse.ArgumentParser, needed: bool = True) -> None:
     """The arguments that say which model runs and where."""
-    command.add_argument("model", metavar="MODEL", type=Path, help="a folder that save_pretrained wrote, with a tokenizer")
+    words = "a folder that save_pretrained wrote, with a tokenizer"
+    command.add_argument("model", metavar="MODEL", type=Path, nargs=None if needed else "?", help=words)
     command.add_argument("--device", default=None, help="such as cpu or cuda:0 (default: a GPU where there is one)")
     command.add_argument("--dtype", choices=DTYPES, default="auto", help="of the weights (default: as they were saved)")
 
 
-def load(arguments: argparse.Namespace, command: str) -> Loaded:
-    """The model that the arguments name, ready to read."""
+def load(arguments: argparse.Namespace, command: str, tokenizer: str | None = None) -> Loaded:
+    """The model that the arguments name, ready to read, with its own tokenizer or the one that is named here."""
     for package in ("transformers", "safetensors"):
         needed(command, package, "hf")
     folder: Path = arguments.model
     _check_folder(folder)
     with quiet():
         model = _model(folder, arguments.dtype)
-        tokenizer = _tokenizer(folder)
-    vocab = model.config.vocab_size
+        known = _tokenizer(folder) if tokenizer is None else named_tokenizer(tokenizer)
+    vocab, where = model.config.vocab_size, f"in {folder}" if tokenizer is None else tokenizer
     require(
-        len(tokenizer) <= vocab,
-        f"the tokenizer in {folder} has {len(tokenizer)} tokens, the model {vocab}: they do not belong together",
+        len(known) <= vocab,
+        f"the tokenizer {where} has {len(known)} tokens, the model {vocab}: they do not belong together",
     )
-    return Loaded(_on(model, arguments.device).eval(), tokenizer)
+    return Loaded(_on(model, arguments.device).eval(), known)
+
+
+def named_tokenizer(name: str) -> Any:
+    """The tokenizer of a name as ``miras train`` takes it: ``bytes``, a folder, a ``tokenizer.json``, a name on the hub."""
+    from ..data import tokenizer_of
+
+    return tokenizer_of(name).hugging_face()
 
 
 def _check_folder(folder: Path) -> None:

@@ -32,6 +32,8 @@ def draw(cells: Sequence[Cell], paths: Sequence[Path], title: str) -> None:
                 share = cell.exact if cell.found is None else cell.found
                 values[depths.index(cell.depth)][lengths.index(cell.length)] = 100 * share
         picture = axes.imshow(values, cmap=COLOURS, vmin=0, vmax=100, aspect="auto")
+        axes.hlines([row - 0.5 for row in range(1, len(depths))], -0.5, len(lengths) - 0.5, color="white", linewidth=1)
+        axes.vlines([column - 0.5 for column in range(1, len(lengths))], -0.5, len(depths) - 0.5, color="white", linewidth=1)
         for row, line in enumerate(values):
             for column, value in enumerate(line):
                 if value == value:  # not a missing one

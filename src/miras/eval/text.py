@@ -90,7 +90,7 @@ def _pieces(text: str) -> Iterator[str]:
 def _encoded(text: str, tokenizer: Any) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Ids, and the bytes from the end of the token before to the end of each: their sum is that of the text.
 
-    A character of several tokens counts for the first of them, and what no token covers for the next one.
+    Tokens that share a character share its bytes evenly, and what no token covers counts for the next one.
     """
     encoding = tokenizer.backend_tokenizer.encode(text, add_special_tokens=False)
     ids = np.array(encoding.ids, dtype=np.int64)
@@ -101,7 +101,10 @@ def _encoded(text: str, tokenizer: Any) -> tuple[NDArray[np.int64], NDArray[np.i
     points = np.frombuffer(text.encode("utf-32-le"), dtype=np.uint32)
     sizes = 1 + (points >= 0x80).astype(np.int64) + (points >= 0x800) + (points >= 0x10000)
     before = np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes)])
-    return ids, np.diff(before[ends], prepend=0)
+    places, group, shared = np.unique(ends, return_inverse=True, return_counts=True)
+    size, many = np.diff(before[places], prepend=0)[group], shared[group]
+    rank = np.arange(len(ids)) - (np.cumsum(shared) - shared)[group]
+    return ids, size * (rank + 1) // many - size * rank // many
 
 
 def documents_of(
