@@ -9,7 +9,7 @@ from tiny_models import build
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from miras.eval import Sliding, Streaming, perplexity, text_of
+from miras.eval import Sliding, Streaming, modes, perplexity, text_of
 from miras.eval.windows import edges_of, windows
 
 TEXT = "The rain fell in torrents, naïvely; except at occasional intervals. " * 3
@@ -67,6 +67,19 @@ def test_streaming_is_one_long_call(name, tokenizer, stretch):
     assert [bucket.loss.nats for bucket in found.buckets] == pytest.approx(
         [-sum(whole[:50]), -sum(whole[50:100]), -sum(whole[100:])], rel=1e-9
     )
+
+
+def test_what_is_carried_does_not_grow(model, tokenizer, monkeypatch):
+    sizes, inner = [], modes.hidden_of
+
+    def spy(model, tokens, cache=None):
+        hidden = inner(model, tokens, cache)
+        sizes.append(cache.nbytes)
+        return hidden
+
+    monkeypatch.setattr(modes, "hidden_of", spy)
+    perplexity(model, tokenizer, TEXT * 4, mode=Streaming(stretch=64))
+    assert len(sizes) > 10 and len(set(sizes[:-1])) == 1
 
 
 def test_streaming_in_rows_reads_parts_of_the_text(model, tokenizer):

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import lzma
+import zlib
 from pathlib import Path
 from typing import Any
-from zlib import error as ZlibError
 
 from ..data.sources import opened
 from ..types import require
@@ -26,7 +26,7 @@ def items_of(task: Task, folder: Path, limit: int | None = None) -> tuple[Item, 
             for number, line in enumerate(handle, 1):
                 if line.strip() and (limit is None or len(items) < limit):
                     items.append(_item(task, line, f"{path}, line {number}"))
-    except (UnicodeDecodeError, lzma.LZMAError, EOFError, ZlibError) as error:
+    except (UnicodeDecodeError, lzma.LZMAError, EOFError, zlib.error) as error:
         raise ValueError(f"{path} cannot be read: {error}") from None
     require(bool(items), f"{path} holds no question")
     return tuple(items)

@@ -5,6 +5,8 @@ N tokens of a document
 
 from __future__ import annotations
 
+import lzma
+import zlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -149,7 +151,7 @@ def plain_text(path: Path, span: tuple[int, int] | None = None) -> str:
     try:
         with opener(path, "rb") as handle:
             raw: bytes = handle.read()
-    except (EOFError, OSError) as error:
+    except (EOFError, OSError, lzma.LZMAError, zlib.error) as error:
         raise ValueError(f"{path} cannot be read: {error}") from None
     require(bool(raw), f"{path} is empty")
     if span is not None:
