@@ -105,7 +105,7 @@ def test_documents_are_joined_by_a_token_that_is_not_scored(model, tokenizer, mo
         assert found.loss.nats == pytest.approx(-wanted, rel=1e-9)
 
 
-@pytest.mark.parametrize("mode", [Sliding(context=1000), Streaming(stretch=33), Streaming(stretch=64, rows=1)])
+@pytest.mark.parametrize("mode", [Sliding(context=1000), Streaming(stretch=33), Streaming(stretch=64, rows=2)])
 def test_separate_documents_start_from_fresh_memories(model, tokenizer, mode):
     wanted = sum(sum(log_probabilities(model, [START, *document.encode()])) for document in DOCUMENTS)
     assert perplexity(model, tokenizer, DOCUMENTS, mode=mode, separate=True).loss.nats == pytest.approx(-wanted, rel=1e-9)

@@ -35,7 +35,9 @@ def add_perplexity(command: argparse.ArgumentParser) -> None:
     command.add_argument("--context", type=int, metavar="N", help="sliding: tokens of a window (default 2048)")
     command.add_argument("--stride", type=int, metavar="N", help="sliding: how far a window moves (default half of --context)")
     command.add_argument("--stretch", type=int, metavar="N", help="streaming: tokens read at once (default 2048)")
-    command.add_argument("--rows", type=int, metavar="N", help="streaming: parts of the text read side by side (default 1)")
+    command.add_argument(
+        "--rows", type=int, metavar="N", help="streaming: parts, or separate documents, read side by side (default 1)"
+    )
     command.add_argument("--buckets", metavar="N[,N...]", help="positions to tell losses by: a width, or edges")
     command.add_argument("--json", metavar="OUT", type=Path, help="write all numbers to a file")
     command.set_defaults(run=run_perplexity, parser=command)

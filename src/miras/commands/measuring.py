@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from .. import __version__
+from miras import __version__
+
 from .extras import needed
 from .models import Loaded, add_model, load, quiet
 

@@ -111,8 +111,8 @@ class Streaming(Mode):
     """One pass in stretches; what is carried from one to the next is the memory alone, whose size is constant.
 
     (That of ``transformer`` keeps every token.) ``stretch`` tokens are read at once, which changes the speed and not the
-    result. A text is cut into ``rows`` parts that are read side by side, each from fresh memories. The position of a token
-    counts from the start of its part.
+    result. ``rows`` are read side by side, each from fresh memories: parts that one text is cut into, or whole documents where
+    they are separate. The position of a token counts from the start of its part.
     """
 
     stretch: int = 2048
@@ -132,8 +132,8 @@ class Streaming(Mode):
         return self.stretch
 
     def parts(self, segments: Sequence[Segment]) -> list[Segment]:
-        """Every segment in ``rows`` parts, the longest first."""
-        parts = [part for segment in segments for part in divided(segment, self.rows)]
+        """What is read from fresh memories, the longest first."""
+        parts = divided(segments[0], self.rows) if len(segments) == 1 else list(segments)
         return sorted(parts, key=lambda part: -len(part.tokens))
 
     def calls(self, model: MirasForCausalLM, segments: Sequence[Segment]) -> Iterator[Scored]:

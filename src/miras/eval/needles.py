@@ -132,12 +132,7 @@ def make_needle(
     draw = random.Random(f"{seed}/{task}/{length}/{depth!r}/{number}")
     key = f"{draw.choice(ADJECTIVES)}-{draw.choice(NOUNS)}"
     answer = _value(chosen, draw)
-    if chosen.prose:
-        assert haystack is not None, "refused above"
-        start = draw.randrange(len(haystack.sentences))
-        straw, joint = haystack.sentences[start:] + haystack.sentences[:start], " "
-    else:
-        straw, joint = (FILLER,) * length, "\n"
+    straw, joint = _prose(haystack, draw) if haystack is not None and chosen.prose else ((FILLER,) * length, "\n")
 
     def prompt(count: int) -> str:
         place = nearest(depth, [len(unit) for unit in straw[:count]])
@@ -148,16 +143,21 @@ def make_needle(
         return len(tokenizer.encode(f"{prompt(count)} {answer}"))
 
     count = _fitting(tokens, straw, joint, tokenizer, length)
-    enough = count < len(straw)
-    require(enough, f"{haystack and haystack.title} has too little text for {length} tokens: it has {len(straw)} sentences")
+    require(count < len(straw), f"the haystack has too little text for {length} tokens: it has {len(straw)} sentences")
     return Needle(task=task, length=length, depth=depth, tokens=tokens(count), prompt=prompt(count), answer=answer)
+
+
+def _prose(haystack: Haystack, draw: random.Random) -> tuple[tuple[str, ...], str]:
+    """The sentences from a place that is drawn on, round to before it, and what joins them."""
+    start = draw.randrange(len(haystack.sentences))
+    return haystack.sentences[start:] + haystack.sentences[:start], " "
 
 
 def nearest(depth: float, sizes: Sequence[int]) -> int:
     """How many units stand before a needle, so that their share of the characters is as near to its depth as can be.
 
     >>> nearest(0.5, [10, 80, 10, 20]), nearest(0, [5, 5]), nearest(1, [5, 5])
-    (1, 0, 2)
+    (2, 0, 2)
     """
     before = [0, *itertools.accumulate(sizes)]
     return min(range(len(before)), key=lambda place: abs(before[place] - depth * before[-1]))
