@@ -40,29 +40,30 @@ def encode_pairs(tokenizer: Any, pairs: Iterable[tuple[str, str]]) -> list[Reque
     The continuation's are those of the whole text after as many as the context has alone; spaces that end a context belong to
     the continuation; an empty context is the tokenizer's token for the beginning, or else for the end, of a text.
     """
-    known: dict[str, tuple[int, ...]] = {}
-
-    def ids(text: str) -> tuple[int, ...]:
-        if text not in known:
-            known[text] = tuple(tokenizer.encode(text))
-        return known[text]
-
+    pairs = list(pairs)
+    known = _encoded(tokenizer, (text for before, after in pairs if before for text in (before.rstrip(), before + after)))
+    alone = _encoded(tokenizer, (after for before, after in pairs if not before), add_special_tokens=False)
+    first = tokenizer.eos_token_id if tokenizer.bos_token_id is None else tokenizer.bos_token_id
     found = []
-    for context, continuation in pairs:
-        if context:
-            bare = context.rstrip()
-            before, whole = ids(bare), tokenizer.encode(context + continuation)
-            request = Request(before, tuple(whole[len(before) :]))
+    for before, after in pairs:
+        if before:
+            context = known[before.rstrip()]
+            request = Request(context, known[before + after][len(context) :])
         else:
-            after = tuple(tokenizer.encode(continuation, add_special_tokens=False))
-            first = tokenizer.eos_token_id if tokenizer.bos_token_id is None else tokenizer.bos_token_id
-            request = Request(after[:1], after[1:]) if after[:1] == (first,) else Request((first,), after)
+            ids = alone[after]
+            request = Request(ids[:1], ids[1:]) if ids[:1] == (first,) else Request((first,), ids)
         require(
             bool(request.context) and bool(request.continuation) and None not in request.context,
-            f"the tokenizer leaves no token of the context {context[-40:]!r} or of what follows, {continuation[:40]!r}",
+            f"the tokenizer leaves no token of the context {before[-40:]!r} or of what follows, {after[:40]!r}",
         )
         found.append(request)
     return found
+
+
+def _encoded(tokenizer: Any, texts: Iterable[str], **options: bool) -> dict[str, tuple[int, ...]]:
+    """The tokens of every text, each text once, all at a time."""
+    several = list(dict.fromkeys(texts))
+    return dict(zip(several, map(tuple, tokenizer(several, **options).input_ids), strict=True)) if several else {}
 
 
 def likelihoods(
