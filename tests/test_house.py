@@ -24,7 +24,7 @@ FLOORS = [
     {"nn"},
     {"hf", "diagnostics"},
     {"data"},
-    {"train"},
+    {"train", "eval"},
     {"inspector", "commands"},
 ]
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, Union, get_args, get_origin, get_type_hints
 
 from . import __version__, presets
+from .commands.eval import add_eval
 from .commands.extras import MissingExtraError, needed
 from .commands.generate import add_generate
 from .commands.read import add_read
@@ -77,6 +78,7 @@ def parser() -> Parser:
     add_inspect(commands.add_parser("inspect", help="what a model's memories do with a text, as one page for a browser"))
     add_generate(commands.add_parser("generate", help="text from a model, as it comes, after a prompt or a kept memory"))
     add_read(commands.add_parser("read", help="a text into a memory that is kept in a file"))
+    add_eval(commands.add_parser("eval", help="perplexity, zero-shot sets and needles in haystacks, of any saved model"))
     for command in commands.choices.values():
         command.set_defaults(parser=command)
     return whole

@@ -100,12 +100,13 @@ class Loaded(NamedTuple):
     tokenizer: Any
 
 
-def load(name: str | Path, *, dtype: str | torch.dtype = "auto") -> Loaded:
+def load(name: str | Path, *, dtype: str | torch.dtype = "auto", tokenizer: Any = None) -> Loaded:
     """A saved Miras model, whole, ready to read, and its tokenizer; whatever is wrong is told in one line.
 
     Args:
         name: a folder that ``save_pretrained`` wrote, or OWNER/NAME on the hub.
         dtype: of the weights; as they were saved if "auto".
+        tokenizer: to take in the place of the one that was saved with the model.
     """
     from .modeling import MirasForCausalLM
 
@@ -115,16 +116,16 @@ def load(name: str | Path, *, dtype: str | torch.dtype = "auto") -> Loaded:
         model: MirasForCausalLM = _tried(
             f"{name} cannot be loaded", lambda: MirasForCausalLM.from_pretrained(name, dtype=dtype).eval()
         )
-        tokenizer = _tried(
+        known = tokenizer or _tried(
             f"there is no tokenizer in {name} (save one there with its save_pretrained)",
             lambda: AutoTokenizer.from_pretrained(name),
         )
-    vocab = model.config.vocab_size
+    vocab, which = model.config.vocab_size, f"in {name}" if tokenizer is None else "given"
     require(
-        len(tokenizer) <= vocab,
-        f"the tokenizer in {name} has {len(tokenizer)} tokens, the model {vocab}: they do not belong together",
+        len(known) <= vocab,
+        f"the tokenizer {which} has {len(known)} tokens, the model {vocab}: they do not belong together",
     )
-    return Loaded(model, tokenizer)
+    return Loaded(model, known)
 
 
 def _check_kind(name: str) -> None:
