@@ -32,12 +32,13 @@ def test_every_preset_meets_its_name():
 
 
 def test_a_size_for_comparisons_leaves_the_embeddings_out():
-    """Every preset, anchored and hybrid ones too, has 30M parameters beside its embedding, whatever the vocabulary."""
+    """Every preset, anchored and hybrid ones too, has as many parameters beside its embedding, whatever the vocabulary."""
     names = [*presets.PRESETS, *(f"{name}-anchored" for name in ANCHORED)]
-    names = [f"{name}-30m" for name in names] + ["moneta-30m-h", "yaad-30m-h", "memora-30m-h"]
-    for name, vocab in itertools.product(names, (259, 50304)):
-        config = MirasConfig.preset(name, vocab_size=vocab)
-        assert abs((count(config) - vocab * config.hidden_size) / 30e6 - 1) < 0.015, name
+    for size, wanted in (("4m", 4.2e6), ("30m", 30e6)):
+        sized = [f"{name}-{size}" for name in names] + [f"{name}-{size}-h" for name in ("moneta", "yaad", "memora")]
+        for name, vocab in itertools.product(sized, (259, 50304)):
+            config = MirasConfig.preset(name, vocab_size=vocab)
+            assert abs((count(config) - vocab * config.hidden_size) / wanted - 1) < 0.015, name
 
 
 def test_counts_are_pinned():
@@ -89,7 +90,7 @@ def test_a_spec_in_every_form_and_through_json(tmp_path):
 
 CASES = {
     "no size": (lambda: MirasConfig.preset("yaad"), "unknown configuration 'yaad': a name is PRESET-SIZE"),
-    "unknown size": (lambda: MirasConfig.preset("yaad-2b"), "sizes are tiny, small, 30m, 120m, 340m, 760m, 1.3b"),
+    "unknown size": (lambda: MirasConfig.preset("yaad-2b"), "sizes are tiny, small, 4m, 30m, 120m, 340m, 760m, 1.3b"),
     "unknown preset": (lambda: MirasConfig.preset("llama-tiny"), "presets are retnet"),
     "no anchor": (
         lambda: MirasConfig.preset("gla-anchored-tiny"),

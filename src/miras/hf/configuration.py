@@ -192,6 +192,7 @@ BYTES = 259
 SIZES = {
     "tiny": Size(depth=2, dim=64, heads=2, window=32, vocab=BYTES, inner=128, spread=0.06),
     "small": Size(depth=4, dim=256, heads=4, window=128, vocab=BYTES, inner=704, spread=0.04),
+    "4m": Size(depth=4, dim=256, heads=4, window=128, vocab=BYTES, parameters=4_200_000, embedded=False, spread=0.04),
     "30m": Size(depth=6, dim=640, heads=10, window=512, vocab=BYTES, parameters=30_000_000, embedded=False, spread=0.025),
     "120m": Size(depth=12, dim=768, heads=16, window=2048, parameters=120_000_000),
     "340m": Size(depth=24, dim=1024, heads=16, window=2048, parameters=340_000_000),
@@ -219,10 +220,11 @@ def _parse(name: str) -> tuple[Spec, Size, bool]:
 
 
 def _inner(config: MirasConfig, parameters: int, embedded: bool) -> int:
-    """The inner width, a multiple of 64, that brings a model nearest to a number of parameters, embeddings counted or not."""
+    """The inner width, a multiple of 64 (16 where it is narrow), that brings a model nearest to a number of parameters."""
     with torch.device("meta"):
         mixers = [sum(p.numel() for p in config.mixer(number).parameters()) for number in (0, 1)]
     depth, dim = config.num_hidden_layers, config.hidden_size
     heads = (1 if config.tie_word_embeddings else 2) if embedded else 0
     rest = heads * config.vocab_size * dim + (2 * depth + 1) * dim + sum(mixers[number % 2] for number in range(depth))
-    return max(1, round((parameters - rest) / (3 * dim * depth * 64))) * 64
+    step = 64 if dim >= 512 else 16
+    return max(1, round((parameters - rest) / (3 * dim * depth * step))) * step

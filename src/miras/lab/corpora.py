@@ -35,10 +35,15 @@ def enwik8(source: Path, folder: Path, sizes: dict[str, int] = ENWIK8) -> None:
 
 
 def books(source: Path, folder: Path, tokenizer: str, files: int) -> None:
-    """Books, a line each, as GPT-2's tokens: the first ``files`` of the files to train on; no author is in two splits."""
+    """Books, a line each, as GPT-2's tokens: the first ``files`` of the files to train on; no author is in two splits.
+
+    The tokenizer is laid beside them, as ``gpt2``, for who trains on them.
+    """
     train = sorted(source.glob("train-*.jsonl.xz"))[:files]
     require(len(train) == files, f"{source} holds {len(train)} files train-*.jsonl.xz, not {files}")
     parts = {"train": train, "valid": [source / "valid.jsonl.xz"], "test": [source / "test.jsonl.xz"]}
+    if Path(tokenizer).is_dir():
+        shutil.copytree(tokenizer, folder.with_name("gpt2"), dirs_exist_ok=True)
     opened = {split: texts(paths) for split, paths in parts.items()}
     shards(folder, f"books, {files} files", tokenizer_of(tokenizer), opened)
 

@@ -7,7 +7,6 @@ import dataclasses
 import fcntl
 import gc
 import shutil
-import statistics
 import time
 import traceback
 from collections.abc import Iterator
@@ -21,13 +20,13 @@ from accelerate.state import AcceleratorState, GradientState, PartialState
 from ..data.shards import Tokens
 from ..hf import MirasForCausalLM
 from ..train.command import train_run
-from ..train.metrics import Line, lines
-from ..train.run import provenance
-from ..train.watch import WARM, Ending
+from ..train.metrics import Line
+from ..train.watch import Ending
 from ..types import require
 from . import results
 from .plan_file import Options, Plan, Read, Run, load
 from .reading_of import read_split
+from .record import device, of_failure, of_run, source
 
 # seconds that are kept back for saving and leaving
 MARGIN = 15.0
@@ -166,11 +165,6 @@ def predicted(run: Run, found: list[Line], bench: Bench) -> float | None:
     return paces[-1] * config.steps if paces and paces[-1] else None
 
 
-def device() -> str:
-    """What computes here."""
-    return torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
-
-
 @contextlib.contextmanager
 def claimed(path: Path) -> Iterator[bool]:
     """Whether a run is ours: a lock that ends with the process that holds it, however it ends."""
@@ -192,17 +186,15 @@ def do(plan: Plan, run: Run, bench: Bench) -> int:
         ending, options = trained(plan, run, bench, folder)
         if ending.reason in ("time", "signal"):
             return 0
-        line = described(plan, run, bench, folder, ending, options)
+        line = of_run(run, folder, ending, options)
         if ending.reason == "finished":
-            reads = read(plan, run, bench, folder, line["seconds_a_step"] / (line["shape"][0] * line["shape"][1]))
+            reads = read(plan, run, bench, folder, 1 / line["tokens_per_second"])
             if reads is None:
                 return 0
             line["reads"] = reads
     except Exception:
         # written down first, so that whoever starts again goes on with the next
-        said = traceback.format_exc().strip().splitlines()[-1]
-        failed = {**about(plan, run), "status": "failed", "said": said, "shape": [], "seconds_a_step": None, "device": device()}
-        write(plan, bench, {**failed, "trace": traceback.format_exc()[-4000:], **source(bench)})
+        write(plan, bench, of_failure(run, traceback.format_exc()))
         raise
     write(plan, bench, line)
     print(f"== {run.name}: {line['status']} {line.get('said') or ''}", flush=True)
@@ -215,8 +207,10 @@ def do(plan: Plan, run: Run, bench: Bench) -> int:
 
 def trained(plan: Plan, run: Run, bench: Bench, folder: Path) -> tuple[Ending, Options]:
     """The training, in as large micro-batches as fit; how it ended, and the options it had."""
+    tokenizer = run.options.get("data.tokenizer", "bytes")
     options = {
         "data.path": str(bench.data / plan.data),
+        "data.tokenizer": str(bench.data / tokenizer) if (bench.data / tokenizer).is_dir() else tokenizer,
         "run.folder": str(folder),
         "log.sample": 0,
         "log.plot": False,
@@ -271,76 +265,9 @@ def read_tokens(wanted: Read, tokens: Tokens) -> float:
     return tokens.count * (2 if wanted.kind == "sliding" else 1) / 2
 
 
-def described(plan: Plan, run: Run, bench: Bench, folder: Path, ending: Ending, options: Options) -> Line:
-    """Everything that is kept of a run."""
-    config = run.config(options)
-    known = lines(folder / "metrics.jsonl")
-    steps, checks = [line for line in known if "loss" in line], [line for line in known if "valid_loss" in line]
-    size = config.data.batch * config.data.length
-    paces = [line["tokens_per_second"] for line in steps[WARM:]] or [line["tokens_per_second"] for line in steps]
-    line: Line = {
-        **about(plan, run),
-        "status": {"stopped": "diverged"}.get(ending.reason, ending.reason),
-        "said": ending.said,
-        "device": device(),
-        "shape": [config.data.length, config.data.batch],
-        "seconds_a_step": size / statistics.median(paces) if paces else None,
-    }
-    if ending.reason == "slow":
-        return {**line, **source(bench)}
-    checks = [{**check, "tokens": check["step"] * size} for check in checks]
-    model = MirasForCausalLM.config_class.from_pretrained(folder / "model") if ending.reason == "finished" else None
-    return {
-        **line,
-        "steps": steps[-1]["step"],
-        "tokens": steps[-1]["tokens"],
-        "skipped": sum("skipped" in step for step in steps),
-        "parameters": parameters(folder, model),
-        "valid": {"nats": checks[-1]["valid_loss"], "bits_per_byte": checks[-1]["valid_bits_per_byte"]} if checks else None,
-        "curve": results.thinned(steps, "bits_per_byte"),
-        "valid_curve": results.thinned(checks, "valid_bits_per_byte"),
-        "grad_norm": results.thinned(steps, "grad_norm"),
-        "tokens_per_second": statistics.median(paces) if paces else None,
-        "memory_gb": max(step["memory_gb"] for step in steps),
-        "micro_batch": config.engine.micro_batch or config.data.batch,
-        **source(bench),
-    }
-
-
-def parameters(folder: Path, model: Any) -> dict[str, int] | None:
-    """How many there are, with the embeddings and without."""
-    if model is None:
-        return None
-    import json
-
-    whole = int(json.loads((folder / "run.json").read_text())["parameters"])
-    return {"all": whole, "body": whole - model.vocab_size * model.hidden_size, "inner": model.intermediate_size}
-
-
-def about(plan: Plan, run: Run) -> Line:
-    """Which run it is."""
-    return {
-        "experiment": plan.experiment,
-        "run": run.name,
-        "stage": run.stage,
-        "model": run.model,
-        "variant": run.variant,
-        "seed": run.seed,
-        "key": run.key,
-        "options": {name: list(value) if isinstance(value, tuple) else value for name, value in run.options.items()},
-    }
-
-
-def source(bench: Bench) -> Line:
-    """Machine, versions, commit, time."""
-    found = provenance()
-    git = found.pop("git")
-    commit = bench.commit or (f"{git['commit']}{'-changed' if git['changed'] else ''}" if git else None)
-    return {**found, "commit": commit}
-
-
 def write(plan: Plan, bench: Bench, line: Line) -> None:
     """Keep a line, here and, where that is asked for, in a second file."""
-    results.add(bench.files(plan)[1], line)
+    whole = {**line, **source(bench.commit)}
+    results.add(bench.files(plan)[1], whole)
     if bench.copy is not None:
-        results.add(bench.copy, line)
+        results.add(bench.copy, whole)

@@ -10,7 +10,16 @@ from ..types import require
 from .options import option
 
 # peak learning rates: the paper's table for 120m to 760m, the others ours
-PEAK_RATES = {"tiny": 8e-3, "small": 4e-3, "30m": 1.5e-3, "120m": 3e-3, "340m": 1.5e-3, "760m": 1.25e-3, "1.3b": 7e-4}
+PEAK_RATES = {
+    "tiny": 8e-3,
+    "small": 4e-3,
+    "4m": 4e-3,
+    "30m": 1.5e-3,
+    "120m": 3e-3,
+    "340m": 1.5e-3,
+    "760m": 1.25e-3,
+    "1.3b": 7e-4,
+}
 SMALL_RATE = 4e-3
 
 
