@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from . import checks
+from .algorithm import NonParametric
 from .forms.chunk import chunk
 from .forms.common import as_tuple, begin, stacked
 from .forms.ragged import buckets, positions, unpacked, unpacked_gates
@@ -88,7 +89,8 @@ def memorize(
         call = Call(spec, q, key, v, shaped, gain, start)
         how = "torch" if form == "recurrent" else choose(call, size, backend, packed=cu_seqlens is not None)
         if how == "torch":
-            y, end = plain(call.to(dtype), form, size, None if cu_seqlens is None else cu_seqlens.tolist())
+            attends = form == "chunk" and isinstance(spec.algorithm, NonParametric)
+            y, end = plain(call if attends else call.to(dtype), form, size, None if cu_seqlens is None else cu_seqlens.tolist())
         else:
             y, end = fused(call.to(q.dtype), how, size, cu_seqlens)
     return y.to(v.dtype), end

@@ -31,6 +31,16 @@ def test_every_preset_meets_its_name():
         assert abs(count(MirasConfig.preset(f"{name}-120m")) / 120e6 - 1) < 0.05, name
 
 
+def test_a_size_for_comparisons_leaves_the_embeddings_out():
+    """Every preset, anchored and hybrid ones too, has as many parameters beside its embedding, whatever the vocabulary."""
+    names = [*presets.PRESETS, *(f"{name}-anchored" for name in ANCHORED)]
+    for size, wanted in (("4m", 4.2e6), ("30m", 30e6)):
+        sized = [f"{name}-{size}" for name in names] + [f"{name}-{size}-h" for name in ("moneta", "yaad", "memora")]
+        for name, vocab in itertools.product(sized, (259, 50304)):
+            config = MirasConfig.preset(name, vocab_size=vocab)
+            assert abs((count(config) - vocab * config.hidden_size) / wanted - 1) < 0.015, name
+
+
 def test_counts_are_pinned():
     """A change here changes what the names mean."""
     found = {name: count(MirasConfig.preset(name)) for name in PINNED}
@@ -38,7 +48,7 @@ def test_counts_are_pinned():
 
 
 def test_sizes_are_those_of_the_paper():
-    shapes = {name: (size.depth, size.dim, size.heads) for name, size in SIZES.items() if size.parameters}
+    shapes = {name: (size.depth, size.dim, size.heads) for name, size in SIZES.items() if size.parameters and size.embedded}
     assert shapes == {"120m": (12, 768, 16), "340m": (24, 1024, 16), "760m": (24, 1536, 16), "1.3b": (24, 2048, 16)}
 
 
@@ -80,7 +90,7 @@ def test_a_spec_in_every_form_and_through_json(tmp_path):
 
 CASES = {
     "no size": (lambda: MirasConfig.preset("yaad"), "unknown configuration 'yaad': a name is PRESET-SIZE"),
-    "unknown size": (lambda: MirasConfig.preset("yaad-2b"), "sizes are tiny, small, 120m, 340m, 760m, 1.3b"),
+    "unknown size": (lambda: MirasConfig.preset("yaad-2b"), "sizes are tiny, small, 4m, 30m, 120m, 340m, 760m, 1.3b"),
     "unknown preset": (lambda: MirasConfig.preset("llama-tiny"), "presets are retnet"),
     "no anchor": (
         lambda: MirasConfig.preset("gla-anchored-tiny"),

@@ -82,6 +82,25 @@ def prepare(
     return Corpus(folder=folder, title=source.title, warnings=tuple(warnings), **splits)
 
 
+def prepared(folder: Path, tokenizer: Tokenizer) -> Corpus:
+    """A folder of shards that was made elsewhere, by this very tokenizer."""
+    reason = broken(folder)
+    require(reason is None, f"the folder of shards {folder} is not whole: {reason}")
+    meta = json.loads((folder / "meta.json").read_text())
+    known = meta.get("tokenizer")
+    require(
+        known == tokenizer.fingerprint,
+        f"the shards in {folder} were made by another tokenizer ({known}) than {tokenizer.name} ({tokenizer.fingerprint})",
+    )
+    splits = {split: Tokens(folder, split) for split in ("train", "valid")}
+    return Corpus(folder=folder, title=meta["title"], warnings=tuple(meta["warnings"]), **splits)
+
+
+def is_prepared(path: str | None) -> bool:
+    """Whether a path is a folder of shards."""
+    return path is not None and (Path(path).expanduser() / "meta.json").is_file()
+
+
 def build(
     folder: Path,
     source: Source,
@@ -108,10 +127,7 @@ def build(
                 tokenise((piece._replace(split="valid") for piece in valid.pieces(complaints)), writers, tokenizer, None, bar)
         meta = {split: writer.finish() for split, writer in writers.items()}
         check_splits(source, meta)
-        whole = {"format": FORMAT, "title": source.title, "dtype": dtype.str, "splits": meta, "warnings": complaints.summary()}
-        (work / "meta.json").write_text(json.dumps(whole, indent=1))
-        for path in work.iterdir():
-            synced(path)
+        seal(work, title=source.title, dtype=dtype, splits=meta, warnings=complaints.summary(), tokenizer=tokenizer)
         try:
             work.rename(folder)
         except OSError:
@@ -122,6 +138,16 @@ def build(
         for writer in writers.values():
             writer.close()
         shutil.rmtree(work, ignore_errors=True)
+
+
+def seal(
+    folder: Path, *, title: str, dtype: np.dtype[Any], splits: dict[str, Any], warnings: list[str], tokenizer: Tokenizer
+) -> None:
+    """Write what makes a folder of shards whole, after everything else."""
+    whole = {"format": FORMAT, "title": title, "dtype": dtype.str, "splits": splits, "warnings": warnings}
+    (folder / "meta.json").write_text(json.dumps({**whole, "tokenizer": tokenizer.fingerprint}, indent=1))
+    for path in folder.iterdir():
+        synced(path)
 
 
 def check_splits(source: Source, meta: dict[str, Any]) -> None:

@@ -19,16 +19,18 @@ def attention(
 ) -> tuple[Tensor, CacheState]:
     """y_t = sum_{i<=t} softmax_i(scale q_t.k_i) v_i, and the cache with the new pairs.
 
-    Rows filled up on the right (``lengths``) are shifted so that the cache is filled up on the left, as it is kept.
+    Rows filled up on the right (``lengths``) are shifted so that the cache is filled up on the left, as it is kept. Without a
+    past the tokens are read in their own dtype, for which a GPU has fused kernels that sum in float32; the cache is float32.
     """
     past, time = state.keys.shape[1], q.shape[1]
     end = cached(state, k, v)
-    own = seen(CacheState(end.keys, end.values, end.lengths))
-    query, keys, values = (x.transpose(1, 2) for x in (q, end.keys, end.values))
     scale = algorithm.scale_for(k.shape[-1])
     if past == 0:
+        query, keys, values = (x.transpose(1, 2) for x in (q, k, v))
         y = F.scaled_dot_product_attention(query, keys, values, is_causal=True, scale=scale)
     else:
+        own = seen(CacheState(end.keys, end.values, end.lengths))
+        query, keys, values = (x.transpose(1, 2) for x in (q.to(end.keys.dtype), end.keys, end.values))
         causal = torch.ones(time, past + time, dtype=torch.bool, device=q.device).tril(past)
         mask = causal & own[:, None, None, :]
         y = F.scaled_dot_product_attention(query, keys, values, attn_mask=mask, scale=scale)

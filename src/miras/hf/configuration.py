@@ -31,6 +31,7 @@ class MirasConfig(PreTrainedConfig):
         value_norm: whether each head's value is scaled to unit RMS.
         gate_rank: rank of the channel-wise gates' projections; as the recipe has it if None.
         step_start, step_limit: the relative step a deep memory starts with, and its largest; as the recipe has it if None.
+        weight_start: standard deviation of a deep memory's initial weights; as the recipe has it if None.
         loss_chunk: tokens whose logits exist at once when a loss is computed; with 0 all of them do.
         label: the name it is known by, for people.
     """
@@ -56,6 +57,7 @@ class MirasConfig(PreTrainedConfig):
     gate_rank: int | None = None
     step_start: float | None = None
     step_limit: float | None = None
+    weight_start: float | None = None
     initializer_range: float = 0.02
     rms_norm_eps: float = 1e-6
     loss_chunk: int = 2048
@@ -101,6 +103,8 @@ class MirasConfig(PreTrainedConfig):
             changes["convolution"] = self.conv_kernel or None
         if self.output_gate is not None:
             changes["output_gate"] = None if self.output_gate == "none" else self.output_gate
+        if self.weight_start is not None:
+            changes["start"] = self.weight_start
         gates = []
         for gate in recipe.gates:
             if self.gate_rank is not None and gate.rank is not None:
@@ -153,12 +157,12 @@ class MirasConfig(PreTrainedConfig):
                 "initializer_range": size.spread,
                 "intermediate_size": size.inner,
                 "label": name,
-                **({} if size.parameters else {"pad_token_id": 256, "bos_token_id": 257, "eos_token_id": 258}),
+                **({"pad_token_id": 256, "bos_token_id": 257, "eos_token_id": 258} if size.vocab == BYTES else {}),
                 **changes,
             }
         )
         if size.parameters and "intermediate_size" not in changes:
-            config.intermediate_size = _inner(config, size.parameters)
+            config.intermediate_size = _inner(config, size.parameters, size.embedded)
         return config
 
     @classmethod
@@ -168,7 +172,10 @@ class MirasConfig(PreTrainedConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class Size:
-    """What a size's name stands for; where it names a number of parameters, the inner width is chosen to meet it."""
+    """What a size's name stands for; where it names a number of parameters, the inner width is chosen to meet it.
+
+    ``embedded`` says whether that number counts the embeddings; a size for comparisons over several vocabularies does not.
+    """
 
     depth: int
     dim: int
@@ -176,13 +183,17 @@ class Size:
     window: int
     vocab: int = 32000
     parameters: int = 0
+    embedded: bool = True
     inner: int = 64
     spread: float = 0.02
 
 
+BYTES = 259
 SIZES = {
-    "tiny": Size(depth=2, dim=64, heads=2, window=32, vocab=259, inner=128, spread=0.06),
-    "small": Size(depth=4, dim=256, heads=4, window=128, vocab=259, inner=704, spread=0.04),
+    "tiny": Size(depth=2, dim=64, heads=2, window=32, vocab=BYTES, inner=128, spread=0.06),
+    "small": Size(depth=4, dim=256, heads=4, window=128, vocab=BYTES, inner=704, spread=0.04),
+    "4m": Size(depth=4, dim=256, heads=4, window=128, vocab=BYTES, parameters=4_200_000, embedded=False, spread=0.04),
+    "30m": Size(depth=6, dim=640, heads=10, window=512, vocab=BYTES, parameters=30_000_000, embedded=False, spread=0.025),
     "120m": Size(depth=12, dim=768, heads=16, window=2048, parameters=120_000_000),
     "340m": Size(depth=24, dim=1024, heads=16, window=2048, parameters=340_000_000),
     "760m": Size(depth=24, dim=1536, heads=16, window=2048, parameters=760_000_000),
@@ -208,11 +219,12 @@ def _parse(name: str) -> tuple[Spec, Size, bool]:
     return make(anchor=True) if anchored else make(), SIZES[parts[-1]], hybrid
 
 
-def _inner(config: MirasConfig, parameters: int) -> int:
-    """The inner width, a multiple of 64, that brings a model nearest to a number of parameters."""
+def _inner(config: MirasConfig, parameters: int, embedded: bool) -> int:
+    """The inner width, a multiple of 64 (16 where it is narrow), that brings a model nearest to a number of parameters."""
     with torch.device("meta"):
         mixers = [sum(p.numel() for p in config.mixer(number).parameters()) for number in (0, 1)]
     depth, dim = config.num_hidden_layers, config.hidden_size
-    heads = 1 if config.tie_word_embeddings else 2
+    heads = (1 if config.tie_word_embeddings else 2) if embedded else 0
     rest = heads * config.vocab_size * dim + (2 * depth + 1) * dim + sum(mixers[number % 2] for number in range(depth))
-    return max(1, round((parameters - rest) / (3 * dim * depth * 64))) * 64
+    step = 64 if dim >= 512 else 16
+    return max(1, round((parameters - rest) / (3 * dim * depth * step))) * step

@@ -28,17 +28,20 @@ class Scale(NamedTuple):
 
 
 @functools.cache
-def scale_of(retention: Retention, shape: tuple[int, ...]) -> Scale:
-    """The scale at which the memory reads weights of about unit size, measured on one draw from a generator of its own."""
+def scale_of(retention: Retention, shape: tuple[int, ...], size: float = 1.0) -> Scale:
+    """The scale at which the memory reads weights of about ``size``, measured on one draw from a generator of its own.
+
+    On a simplex, whose weights have the size that its mass gives them, ``size`` widens the logits instead.
+    """
     generator = torch.Generator("cpu").manual_seed(0)
     drawn = torch.randn(1, 1, *shape, generator=generator, dtype=torch.float64, device="cpu")
-    factor = 1.0
+    factor = size
     if isinstance(retention, Lq):
         # the printed link scales as s^(3-q), the exact one as s; at q = 3 the printed one has no scale to set
         degree = 1.0 if retention.link == "exact" else 3.0 - retention.q
-        factor = 1.0 if degree == 0 else float(retention.to_weight(drawn).std() ** (-1 / degree))
+        factor = size if degree == 0 else float((retention.to_weight(drawn).std() / size) ** (-1 / degree))
     elif not retention.zero_start:
-        factor = SPREAD
+        factor = SPREAD * size
     held = retention.start(factor * drawn)
     return Scale(factor, float(held.weight.std() * held.accumulated.std()))
 
@@ -51,10 +54,10 @@ def learns_start(spec: Spec) -> bool:
 class InitialMemory(nn.Module):
     """Initial weights ``[H,...]`` of unit scale, and gain and shift ``[H,V]`` of an MLP's LayerNorm."""
 
-    def __init__(self, spec: Spec, heads: int, keys: int, values: int) -> None:
+    def __init__(self, spec: Spec, heads: int, keys: int, values: int, size: float = 1.0) -> None:
         super().__init__()
         shapes = spec.memory.shapes(keys, values) if learns_start(spec) else ()
-        self.scales = [scale_of(spec.retention, shape) for shape in shapes]
+        self.scales = [scale_of(spec.retention, shape, size) for shape in shapes]
         self.names = [f"w{number + 1}" for number in range(len(shapes))]
         for name, shape in zip(self.names, shapes, strict=True):
             self.register_parameter(name, nn.Parameter(torch.empty(heads, *shape)))

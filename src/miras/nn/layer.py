@@ -131,7 +131,7 @@ class MirasLayer(nn.Module):
         self.g_proj = nn.Linear(dim, heads * self.values, bias=False) if self.recipe.output_gate else None
         self.convolution = ShortConvolution(sum(widths), self.recipe.convolution) if self.recipe.convolution else None
         self.shift = TokenShift(dim, len(Streams._fields)) if self.recipe.shift else None
-        self.memory = InitialMemory(self.spec, heads, self.keys, self.values)
+        self.memory = InitialMemory(self.spec, heads, self.keys, self.values, self.recipe.start)
         self.gates = self._gates()
         self.norm = RMSNorm(self.values, eps=norm_eps) if self.recipe.output_norm else None
         self.extras = Extras(self.spec, self.recipe, heads, self.keys)

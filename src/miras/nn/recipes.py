@@ -36,6 +36,7 @@ class Recipe:
         scaled: whether q is divided by sqrt(K).
         rope: the base of rotary positions on q and k, or None.
         value_norm: whether each head's value is scaled to unit RMS.
+        start: standard deviation of a memory's learned initial weights (of their logits' spread, on a simplex).
         output_norm: whether each head's output is RMS-normalised.
         output_gate: the function of the gate on the output, or None. A SiLU starts near zero with either sign, which holds
             up the learning of recall (docs/layer.md); it is there where a paper has it.
@@ -52,6 +53,7 @@ class Recipe:
     scaled: bool = False
     rope: float | None = None
     value_norm: bool = False
+    start: float = 1.0
     output_norm: bool = True
     output_gate: OutputGate | None = "sigmoid"
     time_step: bool = False
@@ -65,6 +67,7 @@ class Recipe:
         require(self.treatment in known, f"Recipe's treatment is one of {known}, got {self.treatment!r}")
         gates = (None, *get_args(OutputGate))
         require(self.output_gate in gates, f"Recipe's output_gate is one of {gates}, got {self.output_gate!r}")
+        require(self.start > 0, f"Recipe's start must be > 0, got {self.start}")
         require(self.rope is None or self.rope > 1, f"Recipe's rope is a base > 1 or None, got {self.rope}")
         require(not (self.shift and self.convolution), "Recipe's shift and convolution are alternatives: give one of them")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from importlib.util import find_spec
@@ -10,7 +11,7 @@ from pathlib import Path
 from accelerate.utils import set_seed
 from transformers.utils.logging import disable_progress_bar
 
-from ..data.corpus import Corpus, prepare
+from ..data.corpus import Corpus, is_prepared, prepare, prepared
 from ..data.sequences import spread
 from ..data.sources import Files, Source, source_of
 from ..data.tokenizer import Tokenizer, tokenizer_of
@@ -27,13 +28,21 @@ from .models import Objective, build_model, model_config
 from .noise import interval
 from .optimiser import adamw
 from .options import to_dict
-from .plot import draw
 from .progress import Progress, clock
 from .sample import sample
+from .watch import Ending
 
 
 def train_command(config: TrainConfig, resume: bool) -> int:
-    """Run a training; the exit code: 0 at the end, 128 and the signal's number after one, 1 where nothing went on."""
+    """Run a training; the exit code: 0 at the end or after the time given, 128 and a signal's number after one, else 1."""
+    ending = train_run(config, resume)
+    if ending.said and os.environ.get("RANK", "0") == "0":
+        print(f"miras: {ending.said}", file=sys.stderr)
+    return ending.code
+
+
+def train_run(config: TrainConfig, resume: bool) -> Ending:
+    """Run a training; how it ended."""
     began = time.monotonic()
     for tracker in config.log.trackers:
         require(find_spec(tracker) is not None, f"log.trackers: {tracker} is not installed: pip install {tracker}")
@@ -48,17 +57,15 @@ def train_command(config: TrainConfig, resume: bool) -> int:
     job = make_job(config, engine, corpus, tokenizer, folder, began)
     try:
         with Progress(config.steps, config.log.every, engine.first) as progress:
-            signalled = work(job, progress, resume)
+            ending = work(job, progress, resume)
     except StoppedError as error:
-        if engine.first:
-            print(f"miras: {error}", file=sys.stderr)
         engine.accelerator.end_training()
-        return 1
-    if signalled is None and engine.first:
+        return Ending("stopped", str(error))
+    if ending.reason == "finished" and engine.first:
         conclude(job, tokenizer)
     engine.accelerator.wait_for_everyone()
     engine.accelerator.end_training()
-    return 0 if signalled is None else 128 + signalled
+    return ending
 
 
 def chosen_folder(config: TrainConfig, resume: bool) -> Path:
@@ -93,7 +100,7 @@ def make_job(config: TrainConfig, engine: Engine, corpus: Corpus, tokenizer: Tok
     )
 
 
-def work(job: Job, progress: Progress, resume: bool) -> int | None:
+def work(job: Job, progress: Progress, resume: bool) -> Ending:
     """Everything from the first line on the screen to the last step."""
     config, engine = job.config, job.engine
     # what does not fit together is found out before anything is written
@@ -113,7 +120,7 @@ def work(job: Job, progress: Progress, resume: bool) -> int | None:
     try:
         return train(job, progress, place, metrics)
     finally:
-        if metrics is not None:
+        if metrics is not None and config.log.plot:
             picture(job)
 
 
@@ -132,6 +139,8 @@ def introduce(job: Job, progress: Progress) -> None:
 
 def picture(job: Job) -> None:
     """Draw the curves of the run so far."""
+    from .plot import draw
+
     known = lines(job.folder / "metrics.jsonl")
     if any("loss" in line for line in known):
         title = f"{job.config.model.name}, {job.parameters / 1e6:.3g}M parameters, {job.corpus.title}"
@@ -152,12 +161,17 @@ def conclude(job: Job, tokenizer: Tokenizer) -> None:
         (job.folder / "sample.txt").write_text(text + "\n", encoding="utf-8")
         print(f"\n{text}\n")
     print(f"validation: {bits:.4f} bits per byte after {job.config.steps} steps, {clock(time.monotonic() - job.began)} in all")
-    print(f"see {job.folder / 'plot.png'} and {job.folder / 'metrics.jsonl'}; the model is in {folder}")
+    drawn = f"{job.folder / 'plot.png'} and " if log.plot else ""
+    print(f"see {drawn}{job.folder / 'metrics.jsonl'}; the model is in {folder}")
     print(f"next: miras sample {folder} --prompt 'import '")
 
 
 def read_corpus(config: DataConfig, tokenizer: Tokenizer) -> Corpus:
-    """The tokenised text, made now or found in the cache."""
+    """The tokenised text, made now, found in the cache, or the folder of shards that is named."""
+    if is_prepared(config.path):
+        assert config.path is not None
+        require(config.valid_path is None, f"data.path {config.path} holds its own validation split: leave out data.valid_path")
+        return prepared(Path(config.path).expanduser(), tokenizer)
     source = source_of(
         config.path, field=config.field, valid_share=config.valid_share, subset=config.subset, split=config.split
     )

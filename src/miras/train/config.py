@@ -10,7 +10,16 @@ from ..types import require
 from .options import option
 
 # peak learning rates: the paper's table for 120m to 760m, the others ours
-PEAK_RATES = {"tiny": 8e-3, "small": 4e-3, "120m": 3e-3, "340m": 1.5e-3, "760m": 1.25e-3, "1.3b": 7e-4}
+PEAK_RATES = {
+    "tiny": 8e-3,
+    "small": 4e-3,
+    "4m": 4e-3,
+    "30m": 1.5e-3,
+    "120m": 3e-3,
+    "340m": 1.5e-3,
+    "760m": 1.25e-3,
+    "1.3b": 7e-4,
+}
 SMALL_RATE = 4e-3
 
 
@@ -31,7 +40,8 @@ class DataConfig:
     """What is read, and how it is cut."""
 
     path: str | None = option(
-        None, "a file or folder of .txt, .jsonl, .parquet (.xz, .gz), or a dataset's name; none: embedded text"
+        None,
+        "a file or folder of .txt, .jsonl, .parquet (.xz, .gz), a folder of shards, or a dataset's name; none: embedded text",
     )
     valid_path: str | None = option(None, "text for validation, instead of a part of the above")
     valid_share: float = option(0.01, "the part of the documents that is set aside for validation")
@@ -89,6 +99,7 @@ class EngineConfig:
     micro_batch: int | None = option(None, "sequences at once in a process; none: its whole part of the batch")
     compile: bool = option(False, "torch.compile on every block")
     checkpointing: bool = option(False, "compute activations again in the backward pass, rather than keep them")
+    tf32: bool = option(False, "let a GPU multiply float32 in TF32, which shortens mantissas to 10 bits")
     threads: int | None = option(None, "CPU threads of a process; none: torch's choice")
 
     def __post_init__(self) -> None:
@@ -100,10 +111,11 @@ class SaveConfig:
     """Checkpoints."""
 
     every: int = option(300, "steps between checkpoints")
+    seconds: float | None = option(None, "seconds between checkpoints, instead of steps; there is always one at the end")
     keep: int = option(2, "how many checkpoints are kept, the newest")
 
     def __post_init__(self) -> None:
-        positive("save", every=self.every, keep=self.keep)
+        positive("save", every=self.every, seconds=self.seconds, keep=self.keep)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,6 +141,7 @@ class LogConfig:
         None, "steps between measurements of how far noise on the keys travels; none: with validations, 0: never"
     )
     trackers: tuple[str, ...] = option((), "tensorboard, wandb or trackio, through accelerate")
+    plot: bool = option(True, "a picture of the curves at the end of every start")
     prompt: str = option("def ", "what the sample at the end goes on from")
     sample: int = option(200, "tokens of the sample at the end; 0 for none")
 
@@ -146,6 +159,11 @@ class RunConfig:
 
     folder: str | None = option(None, "where everything is written; none: the next free out/<model>-<number>")
     seed: int = option(0, "of the initial weights, the order of the data, and all else that is random")
+    seconds: float | None = option(None, "save and leave after so many seconds; --resume goes on from there")
+    finish: float | None = option(None, "leave at once where the first steps say that the run takes more seconds than that")
+
+    def __post_init__(self) -> None:
+        positive("run", seconds=self.seconds, finish=self.finish)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -153,6 +171,8 @@ class ModelConfig:
     """What is trained."""
 
     name: str = option("yaad-tiny", "PRESET-SIZE, PRESET-anchored-SIZE, with -h for a hybrid, or a folder with a saved model")
+    choices: tuple[str, ...] = option((), "arguments of the preset, such as p=2.8,q=3,link=exact")
+    spec: str | None = option(None, "the memory as JSON, as miras.Spec.to_json writes it, instead of the preset's")
     layers: int | None = option(None, "blocks, instead of the size's")
     dim: int | None = option(None, "width, instead of the size's")
     inner: int | None = option(None, "inner width of the SwiGLU, instead of the size's")
@@ -160,10 +180,16 @@ class ModelConfig:
     vocab_size: int | None = option(None, "rows of the embedding, instead of the size's")
     chunk_size: int | None = option(None, "tokens of a chunk of the memory, instead of the preset's")
     window: int | None = option(None, "tokens that a hybrid's attention sees, instead of the size's")
+    rope: bool | None = option(None, "rotary positions on q and k, instead of what the preset has")
+    value_norm: bool | None = option(None, "each head's value scaled to unit RMS, instead of what the preset has")
+    step: float | None = option(None, "the relative step that a deep memory starts with, instead of the preset's")
+    start: float | None = option(None, "standard deviation of a deep memory's initial weights, instead of 1")
 
     def __post_init__(self) -> None:
         positive("model", layers=self.layers, dim=self.dim, inner=self.inner, heads=self.heads)
         positive("model", vocab_size=self.vocab_size, chunk_size=self.chunk_size, window=self.window)
+        positive("model", step=self.step, start=self.start)
+        require(self.spec is None or not self.choices, "model.spec replaces the preset that model.choices are for: give one")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -41,6 +41,8 @@ class Engine:
         self.config = config
         if config.threads is not None:
             torch.set_num_threads(config.threads)
+        if config.tf32:
+            torch.set_float32_matmul_precision("high")
         self.sharded = config.parallel == "fsdp"
         on_cpu = config.device == "cpu" or not torch.accelerator.is_available()
         precision = {"auto": "no" if on_cpu else "bf16", "fp32": "no", "bf16": "bf16"}[config.precision]

@@ -19,6 +19,7 @@ from .job import Job, Place, bits_per_nat
 from .metrics import Line, Metrics
 from .progress import Progress
 from .schedule import rate_at
+from .watch import Ending, Watch
 
 
 class StoppedError(Exception):
@@ -38,13 +39,14 @@ def restore(job: Job, progress: Progress) -> Place:
     return state
 
 
-def train(job: Job, progress: Progress, place: Place, metrics: Metrics | None) -> int | None:
-    """Take all steps that are left; the signal that ended training early, or None.
+def train(job: Job, progress: Progress, place: Place, metrics: Metrics | None) -> Ending:
+    """Take all steps that are left, or as many as a signal or the clock allows.
 
-    Checkpoints are written every so often, at the end, and before leaving for a signal.
+    Checkpoints are written every so often, at the end, and before leaving for a signal or for the time.
     """
     config, engine = job.config, job.engine
     noise_every = noise.interval(config, job.language_model)
+    watch = Watch(config, job.began, place.step)
     with safety.Signals() as signals:
         for micro_batches, waited in timed(loader(job, place.step)):
             line = one_step(job, place, micro_batches, waited)
@@ -53,17 +55,21 @@ def train(job: Job, progress: Progress, place: Place, metrics: Metrics | None) -
             last = place.step == config.steps
             if place.spikes.skipped >= config.safety.patience:
                 raise StoppedError(stop_message(job, place, line))
-            # who sends a signal may not wait for long
-            if last or (place.step % config.log.eval_every == 0 and not stop):
+            leave, due = engine.agreed(watch.after(place.step)) if watch.active else (None, False)
+            if leave == "slow" and not last:
+                return Ending("slow", f"left after step {place.step}: {watch.said}")
+            # who sends a signal, or sets a time, may not wait for long
+            if last or (place.step % config.log.eval_every == 0 and not (stop or leave)):
                 record(job, progress, metrics, validation(job, place.step))
-            if noise_every and (last or (place.step % noise_every == 0 and not stop)):
+            if noise_every and (last or (place.step % noise_every == 0 and not (stop or leave))):
                 record(job, progress, metrics, noise.measured(job, place.step))
-            if last or stop or place.step % config.save.every == 0:
+            if last or stop or leave or due or (config.save.seconds is None and place.step % config.save.every == 0):
                 save(job, place)
-            if stop and not last:
-                progress.say(f"stopped by {stop.name} after step {place.step}, which was saved")
-                return stop
-    return None
+            if (stop or leave) and not last:
+                why = stop.name if stop else f"run.seconds ({config.run.seconds:g})"
+                progress.say(f"stopped by {why} after step {place.step}, which was saved")
+                return Ending("signal", signal=stop) if stop else Ending("time")
+    return Ending("finished")
 
 
 def heard(engine: Engine, signals: safety.Signals) -> signal.Signals | None:

@@ -5,15 +5,20 @@ R rows, T tokens of a sequence, S documents in a packed batch
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from typing import Any, get_type_hints
 
 from torch import Tensor, nn
 
+from .. import presets
 from ..data.tokenizer import Tokenizer
 from ..hf import MirasConfig, MirasForCausalLM
 from ..hf.loss import chunked_cross_entropy
+from ..spec import Spec
 from ..types import require
 from .config import ModelConfig
+from .options import converted
 
 
 class Objective(nn.Module):
@@ -45,12 +50,48 @@ FIELDS = {
     "vocab_size": "vocab_size",
     "chunk_size": "chunk_size",
     "window": "sliding_window",
+    "rope": "rope",
+    "value_norm": "value_norm",
+    "step": "step_start",
+    "start": "weight_start",
 }
 
 
-def model_changes(config: ModelConfig) -> dict[str, int]:
+def model_changes(config: ModelConfig) -> dict[str, Any]:
     """The fields of the language model's configuration that differ from its size's."""
-    return {name: getattr(config, key) for key, name in FIELDS.items() if getattr(config, key) is not None}
+    changes = {name: getattr(config, key) for key, name in FIELDS.items() if getattr(config, key) is not None}
+    if config.spec is not None:
+        changes["spec"] = spec_of(config.spec)
+    elif config.choices:
+        changes["spec"] = chosen_spec(config.name, config.choices)
+    return changes
+
+
+def spec_of(text: str) -> Spec:
+    """The memory that JSON describes."""
+    try:
+        return Spec.from_json(text)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"model.spec is not JSON, as miras.Spec.to_json writes it: {error}") from None
+
+
+def chosen_spec(name: str, choices: tuple[str, ...]) -> Spec:
+    """A named configuration's preset with arguments of one's own, ``argument=value`` each.
+
+    >>> chosen_spec("moneta-anchored-tiny", ("q=3", "link=exact")).retention
+    Lq(q=3.0, link='exact', anchor=True)
+    """
+    preset = presets.PRESETS.get(name.split("-")[0])
+    require(preset is not None, f"model.choices are arguments of a preset, and {name} names none of them")
+    assert preset is not None
+    hints = get_type_hints(preset)
+    given: dict[str, Any] = {"anchor": True} if "anchored" in name.split("-") else {}
+    for choice in choices:
+        key, _, value = choice.partition("=")
+        known = sorted(hints.keys() - {"return"})
+        require(key in known, f"model.choices: {preset.__name__} has no argument {key!r}, it has {', '.join(known) or 'none'}")
+        given[key] = converted(value, hints[key], f"model.choices: {key}")
+    return preset(**given)
 
 
 def model_config(config: ModelConfig, tokenizer: Tokenizer) -> MirasConfig:

@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from types import TracebackType
+from typing import TYPE_CHECKING
 
 from .metrics import Line
+
+if TYPE_CHECKING:
+    from rich.live import Live
 
 
 class Progress:
     """One line that renews itself on a terminal; plain lines, every so often, elsewhere."""
 
     def __init__(self, steps: int, every: int, shown: bool) -> None:
-        from rich.console import Console
-        from rich.live import Live
-
-        self.console = Console(stderr=True, highlight=False)
         self.steps, self.every, self.shown = steps, every, shown
-        self.live = (
-            Live(console=self.console, refresh_per_second=4, transient=True) if self.console.is_terminal and shown else None
-        )
+        self.live: Live | None = None
+        if shown and sys.stderr.isatty():
+            from rich.console import Console
+            from rich.live import Live
+
+            console = Console(stderr=True, highlight=False)
+            self.live = Live(console=console, refresh_per_second=4, transient=True)
         # the last response to noise that was measured
         self.noise: float | None = None
         self.begin(0)
@@ -46,7 +51,7 @@ class Progress:
         if self.live is not None:
             self.live.update(text)
         elif done % self.every == 0 or done == self.steps:
-            self.console.print(text, soft_wrap=True)
+            self.say(text)
 
     def text(self, line: Line, done: int) -> str:
         """The line itself."""
@@ -59,8 +64,10 @@ class Progress:
 
     def say(self, text: str) -> None:
         """Print a line that stays."""
-        if self.shown:
-            self.console.print(text, soft_wrap=True, markup=False)
+        if self.live is not None:
+            self.live.console.print(text, soft_wrap=True, markup=False)
+        elif self.shown:
+            print(text, file=sys.stderr, flush=True)
 
 
 def clock(seconds: float) -> str:

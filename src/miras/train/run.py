@@ -40,6 +40,8 @@ FREE = {
     "optim.tokens",
     "optim.steps",
     "run.folder",
+    "run.seconds",
+    "run.finish",
 }
 FIXED = ("model", "data", "optim", "run")
 
@@ -116,7 +118,7 @@ def begin(folder: Path, config: TrainConfig, corpus: Corpus, parameters: int, en
 
 def provenance() -> dict[str, Any]:
     """Versions, git state, machine, time and command."""
-    packages = ("torch", "miras-torch", "accelerate", "transformers", "tokenizers", "safetensors")
+    packages = ("torch", "triton", "fla-core", "miras-torch", "accelerate", "transformers", "tokenizers", "safetensors")
     return {
         "time": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
         "command": shlex.join(["miras", *sys.argv[1:]]),

@@ -1,0 +1,133 @@
+"""Work through an experiment's plan: each run once, in order, as far as the time goes.
+
+    python experiments/run.py enwik8 --seconds 560 --lease 1500 --side-by-side 2
+
+Give it again to go on: what is finished is skipped, what was begun goes on from its checkpoint. Results are added to
+``out/NAME/results.jsonl``; ``--keep`` moves them to ``experiments/NAME/results.jsonl``, which the reports are made from.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+# a worker that has met an error is started again, since it wrote down which run it was, but not for ever
+TRIES = 20
+
+
+def arguments() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("name", help="a folder of experiments/ with a plan.yaml")
+    parser.add_argument(
+        "--data", type=Path, default=Path("out/data"), help="folders of shards, as experiments/prepare.py makes"
+    )
+    parser.add_argument("--out", type=Path, default=Path("out"), help="where runs live until they are finished (default out)")
+    parser.add_argument("--seconds", type=float, help="the time of this call: it saves and ends then")
+    parser.add_argument("--lease", type=float, help="the time for which --out stays: a run that would take longer is not begun")
+    parser.add_argument("--only", default="", help="only runs whose name contains this")
+    parser.add_argument("--side-by-side", type=int, default=1, help="processes that work through the plan together (default 1)")
+    parser.add_argument("--set", action="append", default=[], metavar="SECTION.KEY=VALUE", help="an option of every run")
+    parser.add_argument("--copy", type=Path, help="a second file for the results of this call")
+    parser.add_argument("--commit", help="the commit of the code, where it lies without its history")
+    parser.add_argument("--again", action="store_true", help="try runs again that failed or diverged")
+    parser.add_argument("--tiny", action="store_true", help="a rehearsal with the plan's smallest options, in out/tiny")
+    parser.add_argument("--list", action="store_true", help="say what there is to do, and do nothing")
+    parser.add_argument("--keep", action="store_true", help="add results of --out and --copy to those that are kept, and end")
+    parser.add_argument("--probe", action="store_true", help="a few steps of each model, to know its pace, and no more")
+    parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
+    return parser.parse_args()
+
+
+def worker(given: argparse.Namespace) -> None:
+    """Work through the plan in this process."""
+    from miras.lab.plan_file import KNOWN, load
+    from miras.lab.runs import Bench, why_not, with_rate, work_through
+    from miras.train.options import converted
+
+    plan = load(HERE / given.name, tiny=given.tiny)
+    options: dict[str, Any] = {}
+    for text in given.set:
+        name, _, value = text.partition("=")
+        if name not in KNOWN:
+            raise SystemExit(f"--set {text}: no option {name}")
+        options[name] = converted(value, KNOWN[name][0], f"--set {name}")
+    bench = Bench(
+        data=given.data,
+        out=given.out / "tiny" if given.tiny else given.out,
+        seconds=given.seconds,
+        lease=given.lease,
+        options=options,
+        copy=given.copy,
+        commit=given.commit,
+        again=given.again,
+        probe=given.probe,
+    )
+    if given.keep:
+        keep(plan, bench)
+    elif given.list:
+        from miras.lab import results
+
+        found = results.rows(*bench.files(plan))
+        for run in plan.runs:
+            ready = with_rate(plan, run, bench)
+            said = f"waits for {run.rate}" if ready is None else why_not(ready, found, bench) or "to do"
+            print(f"{run.name:50} {said}")
+    else:
+        for said in work_through(plan, bench, given.only):
+            print(f"-- {said}", flush=True)
+
+
+def keep(plan: Any, bench: Any) -> None:
+    """Add new results to those that are kept."""
+    from miras.lab import results
+
+    kept, here = bench.files(plan)
+    known = {tuple(sorted(map(str, row.items()))) for row in results.rows(kept)}
+    fresh = [
+        row
+        for row in results.rows(here, *([bench.copy] if bench.copy else []))
+        if tuple(sorted(map(str, row.items()))) not in known
+    ]
+    for row in fresh:
+        results.add(kept, row)
+    print(f"{len(fresh)} new results in {kept}")
+
+
+def main() -> None:
+    """The command."""
+    given = arguments()
+    if given.worker or given.list or given.keep:
+        worker(given)
+        return
+    began = time.monotonic()
+    command = [sys.executable, __file__, *sys.argv[1:], "--worker"]
+    environment = {**os.environ, "PYTHONUNBUFFERED": "1", "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
+
+    def started() -> subprocess.Popen[bytes]:
+        spent = time.monotonic() - began
+        limits = [f"--{name}={value - spent}" for name, value in (("seconds", given.seconds), ("lease", given.lease)) if value]
+        return subprocess.Popen([*command, *limits], env=environment)
+
+    workers = [started() for _ in range(given.side_by_side)]
+    tries = TRIES
+    while workers:
+        for place, process in enumerate(workers):
+            if process.poll() is None:
+                continue
+            del workers[place]
+            if process.returncode != 0 and tries:
+                tries -= 1
+                workers.append(started())
+            break
+        time.sleep(0.2)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,81 @@
+"""The texts of the experiments as folders of shards with three splits: made in seconds to minutes from small packed files."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import lzma
+import shutil
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+
+import numpy as np
+
+from ..data.corpus import seal
+from ..data.shards import Writer, broken, dtype_for
+from ..data.tokenizer import Bytes, Tokenizer, tokenizer_of
+from ..types import require
+
+# the standard split of enwik8, in bytes
+ENWIK8 = {"train": 90_000_000, "valid": 5_000_000, "test": 5_000_000}
+# documents that are tokenised at once, each on a core of its own
+TOGETHER = 64
+
+
+def enwik8(source: Path, folder: Path, sizes: dict[str, int] = ENWIK8) -> None:
+    """enwik8 or enwik8.xz as bytes: the first 90 MB to train on, 5 to validate, 5 to test; one document each."""
+    content = lzma.decompress(source.read_bytes()) if source.suffix == ".xz" else source.read_bytes()
+    require(len(content) == sum(sizes.values()), f"{source} has {len(content):,} bytes instead of {sum(sizes.values()):,}")
+    parts: dict[str, Iterable[str]] = {}
+    first = 0
+    for split, size in sizes.items():
+        parts[split] = [content[first : first + size].decode()]
+        first += size
+    shards(folder, "enwik8", Bytes(), parts)
+
+
+def books(source: Path, folder: Path, tokenizer: str, files: int) -> None:
+    """Books, a line each, as GPT-2's tokens: the first ``files`` of the files to train on; no author is in two splits.
+
+    The tokenizer is laid beside them, as ``gpt2``, for who trains on them.
+    """
+    train = sorted(source.glob("train-*.jsonl.xz"))[:files]
+    require(len(train) == files, f"{source} holds {len(train)} files train-*.jsonl.xz, not {files}")
+    parts = {"train": train, "valid": [source / "valid.jsonl.xz"], "test": [source / "test.jsonl.xz"]}
+    if Path(tokenizer).is_dir():
+        shutil.copytree(tokenizer, folder.with_name("gpt2"), dirs_exist_ok=True)
+    opened = {split: texts(paths) for split, paths in parts.items()}
+    shards(folder, f"books, {files} files", tokenizer_of(tokenizer), opened)
+
+
+def texts(paths: list[Path]) -> Iterator[str]:
+    """The books of some files."""
+    for path in paths:
+        with lzma.open(path, "rt", encoding="utf-8") as handle:
+            for line in handle:
+                yield json.loads(line)["text"]
+
+
+def shards(folder: Path, title: str, tokenizer: Tokenizer, parts: Mapping[str, Iterable[str]]) -> None:
+    """Write a folder of shards with splits of one's own beside its place, then move it there."""
+    if broken(folder) is None:
+        print(f"{folder} is there already")
+        return
+    work = folder.with_name(f"{folder.name}.partial")
+    shutil.rmtree(work, ignore_errors=True)
+    work.mkdir(parents=True)
+    dtype, end = dtype_for(tokenizer.vocab_size), np.array([tokenizer.end], dtype=np.int64)
+    meta = {}
+    for split, documents in parts.items():
+        writer, left = Writer(work, split, dtype), iter(documents)
+        while group := list(itertools.islice(left, TOGETHER)):
+            for text, ids in zip(group, tokenizer.encode(group), strict=True):
+                writer.add(ids)
+                writer.add(end)
+                writer.close_document()
+                writer.bytes += len(text.encode())
+        meta[split] = writer.finish()
+        print(f"{title}, {split}: {writer.tokens:,} tokens of {writer.bytes:,} bytes", flush=True)
+    seal(work, title=title, dtype=dtype, splits=meta, warnings=[], tokenizer=tokenizer)
+    shutil.rmtree(folder, ignore_errors=True)
+    work.rename(folder)

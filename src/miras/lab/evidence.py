@@ -1,0 +1,178 @@
+"""A page and its pictures from an experiment's results: tables by stage, losses by place, what is still to be run."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..train.metrics import Line
+from . import results
+from .plan_file import Plan, Run
+from .tables import Table, markdown
+
+ABSENT = "-"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    """One row of a table: the runs of one model and variant, over seeds."""
+
+    stage: str
+    name: str
+    rows: tuple[Line, ...]
+
+    def over_seeds(self, value: Callable[[Line], float | None]) -> list[float]:
+        """A value of every finished run that has it."""
+        found = [value(row) for row in self.rows if row["status"] == "finished"]
+        return [number for number in found if number is not None]
+
+
+def entries(plan: Plan, found: list[Line], stage: str) -> list[Entry]:
+    """The runs of a stage that have a result, in the plan's order."""
+    latest = results.latest(found)
+    groups: dict[str, list[Line]] = {}
+    for run in plan.of_stage(stage):
+        if run.name in latest:
+            groups.setdefault(title(run), []).append(latest[run.name])
+    return [Entry(stage=stage, name=name, rows=tuple(rows)) for name, rows in groups.items()]
+
+
+def title(run: Run) -> str:
+    """The model and the variant of a run."""
+    return f"{run.model}, {run.variant}" if run.variant else run.model
+
+
+def unit_of(plan: Plan) -> str:
+    """What a text's tokens are measured in: bits a byte where they are bytes, else perplexity."""
+    tokenizers = {run.options.get("data.tokenizer", "bytes") for run in plan.runs}
+    return "bits_per_byte" if tokenizers == {"bytes"} else "perplexity"
+
+
+UNITS = {"bits_per_byte": "bits/byte", "perplexity": "perplexity"}
+
+
+def read_of(row: Line, name: str) -> Line | None:
+    """One of a run's reads, by its name in the plan."""
+    return next((read for read in row.get("reads", ()) if read["read"] == name), None)
+
+
+def reads_of(entry: Iterable[Entry]) -> list[str]:
+    """The reads that any of the runs has, in the order in which they first occur."""
+    return list(dict.fromkeys(read["read"] for one in entry for row in one.rows for read in row.get("reads", ())))
+
+
+def shown(values: list[float], digits: int = 3) -> str:
+    """A mean, and half the distance of the extremes where there are several."""
+    if not values:
+        return ABSENT
+    mean = f"{statistics.fmean(values):.{digits}f}"
+    return mean if len(values) == 1 else f"{mean} ± {(max(values) - min(values)) / 2:.{digits}f}"
+
+
+def stage_table(plan: Plan, own: list[Entry]) -> Table:
+    """The runs of a stage, the best first by the last column of losses that they have."""
+    unit = unit_of(plan)
+    whole = [name for name in reads_of(own) if "/sliding/" in name]
+
+    def of_read(name: str) -> Callable[[Line], float | None]:
+        def value(row: Line) -> float | None:
+            read = read_of(row, name)
+            return None if read is None else read[unit]
+
+        return value
+
+    columns = [of_read(name) for name in whole]
+    headings = ["model", "parameters", "rate", "seeds", "valid bits/byte", *(f"{name}, {UNITS[unit]}" for name in whole)]
+    table = []
+    for entry in own:
+        first = entry.rows[0]
+        losses = [entry.over_seeds(valid), *(entry.over_seeds(column) for column in columns)]
+        size = (first.get("parameters") or {}).get("body")
+        speed = entry.over_seeds(lambda row: row["tokens_per_second"] / 1e3)
+        cells = [
+            entry.name,
+            f"{size / 1e6:.1f}M" if size else ABSENT,
+            f"{first['options'].get('optim.lr', 0):g}",
+            str(len(entry.rows)),
+            *(shown(values) for values in losses),
+            shown(speed, 0),
+        ]
+        bad = next((row for row in entry.rows if row["status"] != "finished"), None)
+        if bad is not None:
+            cells[4] = bad["status"]
+        rank = next((statistics.fmean(values) for values in reversed(losses) if values), float("inf"))
+        table.append((rank, cells))
+    ranked = [cells for _, cells in sorted(table, key=lambda row: row[0])]
+    return Table([*headings, "1000 tokens/s"], {"": ranked}, numeric=True)
+
+
+def valid(row: Line) -> float | None:
+    """The last validation."""
+    return row["valid"]["bits_per_byte"] if row.get("valid") else None
+
+
+def place_table(plan: Plan, own: list[Entry], name: str) -> Table | None:
+    """The loss by place in long windows, a column a stretch; None where no run has it."""
+    unit = unit_of(plan)
+    long = [(entry, [read for row in entry.rows if (read := read_of(row, name)) is not None]) for entry in own]
+    long = [(entry, reads) for entry, reads in long if reads]
+    if not long:
+        return None
+    edges = sorted({(place["from"], place["to"]) for _, reads in long for read in reads for place in read["places"]})
+    table = []
+    for entry, reads in long:
+        found = [{(place["from"], place["to"]): place[unit] for place in read["places"]} for read in reads]
+        cells = [shown([one[edge] for one in found if edge in one]) for edge in edges]
+        table.append([entry.name, str(reads[0]["unit"]), *cells])
+    return Table(["model", "trained at", *(f"{left}-{right}" for left, right in edges)], {"": table}, numeric=True)
+
+
+def missing(plan: Plan, found: list[Line]) -> list[str]:
+    """The runs that are planned and have no result, and what is known of them."""
+    latest = results.latest(found)
+    slow = {row["model"]: row for row in found if row.get("seconds_a_step")}
+    lines = []
+    for run in plan.runs:
+        if run.name in latest:
+            continue
+        row = slow.get(run.model)
+        steps = run.config({}).steps
+        known = f": about {row['seconds_a_step'] * steps:.0f} seconds on {row['device']}" if row else ""
+        lines.append(f"- `{run.name}`{known}")
+    return lines
+
+
+def page(plan: Plan, found: list[Line], pictures: list[Path]) -> str:
+    """The whole page."""
+    folder = f"experiments/{plan.experiment}"
+    parts = [
+        f"# {plan.experiment.replace('_', ' ').capitalize()}",
+        f"Made by `python experiments/report.py {plan.experiment}` from `{folder}/results.jsonl`; do not edit. The runs are "
+        f"those of `{folder}/plan.yaml`, the rules those of [experiments](../experiments.md).",
+        f"The question: {plan.claim}" if plan.claim else "",
+    ]
+    for stage, why in plan.stages.items():
+        own = entries(plan, found, stage)
+        if not own:
+            continue
+        parts += [f"## {stage}", f"{why[:1].upper()}{why[1:]}." if why else "", markdown(stage_table(plan, own))]
+        for name in reads_of(own):
+            table = place_table(plan, own, name)
+            if table is not None:
+                parts += [f"{UNITS[unit_of(plan)].capitalize()} by place, `{name}`:", markdown(table)]
+        parts += [f"![{picture.stem}]({picture.name})" for picture in pictures if f"-{stage}-" in f"{picture.stem}-"]
+    left = missing(plan, found)
+    parts += ["## Not run", "\n".join(left) if left else "Everything that was planned was run."]
+    parts += ["## Where", "\n".join(f"- {line}" for line in places(found))]
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def places(found: list[Line]) -> list[str]:
+    """Machines, versions and commits of the results."""
+    said = []
+    for row in found:
+        versions = row.get("versions", {})
+        said.append(f"{row.get('device')}, torch {versions.get('torch')}, commit {str(row.get('commit'))[:12]}")
+    return sorted(set(said))

@@ -1,0 +1,68 @@
+"""What runs leave behind: one file of JSON lines an experiment, only ever added to, by any number of processes."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import math
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ..train.metrics import Line
+
+# points of a curve
+POINTS = 100
+# "slow" ones were left after a few steps, since there was no time for the rest
+SETTLED = ("finished", "diverged", "failed")
+
+
+def add(path: Path, line: Mapping[str, Any]) -> None:
+    """Append a line, whole, whoever else appends."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("ab+") as handle:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        # a process that was killed may have left half a line
+        handle.seek(0, os.SEEK_END)
+        whole = handle.tell() == 0 or path.read_bytes()[-1:] == b"\n"
+        handle.write((("" if whole else "\n") + json.dumps(plain(line), allow_nan=False) + "\n").encode())
+
+
+def plain(value: Any) -> Any:
+    """A value as JSON knows it: numbers that are none are null, fractions have seven digits."""
+    if isinstance(value, float):
+        return float(f"{value:.7g}") if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {str(key): plain(inner) for key, inner in value.items()}
+    return [plain(inner) for inner in value] if isinstance(value, list | tuple) else value
+
+
+def rows(*paths: Path) -> list[Line]:
+    """The lines of some files of results, each once, but for those that were not finished."""
+    found: dict[str, Line] = {}
+    for path in paths:
+        for text in path.read_text().splitlines() if path.exists() else ():
+            try:
+                found[text] = json.loads(text)
+            except json.JSONDecodeError:
+                continue
+    return list(found.values())
+
+
+def settled(found: list[Line]) -> dict[str, Line]:
+    """The runs that need not be run again, by what they compute: those that ended, well or badly; of two alike the later."""
+    return {row["key"]: row for row in found if row["status"] in SETTLED}
+
+
+def latest(found: list[Line]) -> dict[str, Line]:
+    """What became of each run, by name; of two alike the later."""
+    return {row["run"]: row for row in found if row["status"] in SETTLED}
+
+
+def thinned(found: list[Line], key: str) -> list[list[float]]:
+    """A curve of at most a hundred points: tokens so far, and the mean of ``key`` over the steps since the point before."""
+    known = [line for line in found if line.get(key) is not None]
+    size = max(-(-len(known) // POINTS), 1)
+    groups = [known[first : first + size] for first in range(0, len(known), size)]
+    return [[group[-1]["tokens"], sum(line[key] for line in group) / len(group)] for group in groups]

@@ -1,0 +1,136 @@
+"""Plans: what they unfold into, what they refuse, and that the project's own keep their rules."""
+
+import itertools
+from pathlib import Path
+
+import pytest
+import torch
+
+from miras.hf import MirasConfig, MirasForCausalLM
+from miras.lab.plan_file import Read, load
+from miras.train.models import model_changes
+
+ROOT = Path(__file__).parents[2] / "experiments"
+OWN = sorted(path.parent.name for path in ROOT.glob("*/plan.yaml"))
+PLAN = """
+experiment: words
+data: words
+common: {model: {layers: 1}, optim: {warmup: 0.1}}
+models:
+  gla: {model: {name: gla-tiny}}
+  yaad: {model: {name: yaad-tiny}}
+  sharp: {rate_of: yaad, model: {name: yaad-tiny, choices: [form=norm]}}
+stages:
+  - {name: grid, tokens: 1e3, models: [gla, yaad], variants: {low: {optim: {lr: 1e-3}}, high: {optim: {lr: 1e-2}}}}
+  - {name: main, tokens: 2e3, rate: grid, seeds: [0, 1], reads: [valid/sliding, test/long/4x]}
+tiny: {model: {dim: 16}}
+"""
+
+
+def written(folder, text=PLAN):
+    (folder / "words").mkdir(exist_ok=True)
+    (folder / "words" / "plan.yaml").write_text(text)
+    return folder / "words"
+
+
+def body(run):
+    """The parameters of a run's model beside its embedding."""
+    config = run.config({})
+    model = MirasConfig.preset(config.model.name, **model_changes(config.model))
+    with torch.device("meta"):
+        return MirasForCausalLM(model).num_parameters() - model.vocab_size * model.hidden_size
+
+
+def test_a_plan_unfolds_in_order_seeds_outermost(tmp_path):
+    plan = load(written(tmp_path))
+    grid, main = plan.of_stage("grid"), plan.of_stage("main")
+    assert [run.name for run in grid] == ["grid-gla-low-s0", "grid-gla-high-s0", "grid-yaad-low-s0", "grid-yaad-high-s0"]
+    assert [run.name for run in main] == [f"main-{model}-s{seed}" for seed in (0, 1) for model in ("gla", "yaad", "sharp")]
+    assert (
+        grid[1].options["optim.lr"] == 0.01 and grid[1].options["optim.tokens"] == 1000 and grid[1].config({}).model.layers == 1
+    )
+    assert (
+        main[2].rate_of == "yaad"
+        and main[0].rate_of == "gla"
+        and [str(read) for read in main[0].reads]
+        == [
+            "valid/sliding/1x",
+            "test/long/4x",
+        ]
+    )
+    assert load(plan.folder, tiny=True).runs[0].config({}).model.dim == 16 and plan.runs[0].config({}).model.dim is None
+
+
+def test_a_key_says_what_is_computed_and_nothing_else(tmp_path):
+    first = load(written(tmp_path)).runs
+    again = load(written(tmp_path, PLAN.replace("common: {", "common: {engine: {tf32: true}, save: {seconds: 9}, "))).runs
+    other = load(written(tmp_path, PLAN.replace("warmup: 0.1", "warmup: 0.2"))).runs
+    assert [run.key for run in first] == [run.key for run in again] and len({run.key for run in first}) == len(first)
+    assert not {run.key for run in first} & {run.key for run in other}
+
+
+def test_reads():
+    assert Read.of("test/long/16x").tokens(100) == 1600 and Read.of("test/long/4096").tokens(100) == 4096
+    assert Read.of("valid/sliding").tokens(100) == 100
+    for text in ("train/sliding", "test/backwards", "test/long/many", "test"):
+        with pytest.raises(ValueError, match="a read is SPLIT/sliding or SPLIT/long"):
+            Read.of(text)
+
+
+WRONG = {
+    "no option model.depth, did you mean model": PLAN.replace("layers: 1", "depth: 1"),
+    "no key 'seed', did you mean seeds": PLAN.replace("seeds: [0, 1]", "seed: 1"),
+    "no model glaa, there are gla, yaad, sharp": PLAN.replace("models: [gla, yaad]", "models: [glaa]"),
+    "main-gla-s0, main-sharp-s0, main-yaad-s0 is planned twice": PLAN.replace("seeds: [0, 1]", "seeds: [0, 0]"),
+    "a plan needs data": PLAN.replace("data: words\n", ""),
+    "optim.lr is a number or none, got 'fast'": PLAN.replace("lr: 1e-3", "lr: fast"),
+}
+
+
+@pytest.mark.parametrize("message", WRONG)
+def test_what_a_plan_refuses(message, tmp_path):
+    with pytest.raises(ValueError) as error:
+        load(written(tmp_path, WRONG[message]))
+    assert message in str(error.value) and "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("name", OWN)
+def test_models_that_are_compared_are_equally_large(name):
+    """Within 3 % of each other, embeddings aside, in every stage of every plan; and every model can be built."""
+    plan = load(ROOT / name)
+    sizes = {}
+    for run in plan.runs:
+        sizes.setdefault((run.stage, run.model), body(run))
+    for stage in plan.stages:
+        own = [size for (where, _), size in sizes.items() if where == stage]
+        assert max(own) / min(own) < 1.03, (stage, own)
+
+
+@pytest.mark.parametrize("name", OWN)
+def test_models_that_are_compared_train_alike(name):
+    """The same tokens, tokens a step and schedule in a stage; where rates are tried, the same ones for every model."""
+    plan = load(ROOT / name)
+    for stage in plan.stages:
+        own = plan.of_stage(stage)
+        configs = [run.config({}) for run in own]
+        assert (
+            len({config.optim.tokens for config in configs})
+            == len({config.data.batch * config.data.length for config in configs})
+            == 1
+        )
+        assert len({(config.optim.warmup, config.optim.final, config.optim.weight_decay) for config in configs}) == 1
+        rates = {
+            model: sorted(str(run.options.get("optim.lr")) for run in runs if run.seed == own[0].seed)
+            for model, runs in itertools.groupby(sorted(own, key=lambda run: run.model), key=lambda run: run.model)
+        }
+        assert len({tuple(found) for found in rates.values()}) == 1, stage
+
+
+def test_the_enwik8_plan_has_what_it_is_for():
+    plan = load(ROOT / "enwik8")
+    nine = ["transformer", "gla", "deltanet", "gated_deltanet", "ttt_linear", "titans_lmm", "moneta", "yaad", "memora"]
+    assert [run.model for run in plan.of_stage("main")] == nine
+    assert [run.model for run in plan.of_stage("hybrids")] == ["moneta-h", "yaad-h", "memora-h"]
+    config = plan.of_stage("main")[0].config({})
+    assert config.data.length == 2048 and abs(config.steps * 32 * 2048 / 150e6 - 1) < 0.01
+    assert min(body(run) for run in plan.of_stage("main")) > 25e6 and max(body(run) for run in plan.of_stage("main")) < 45e6

@@ -1,0 +1,290 @@
+"""The runner: a plan from end to end, done once, gone on with after a kill, and left alone where the time does not suffice."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import matplotlib.image
+import pytest
+import torch
+
+from miras.data import Bytes, Tokens
+from miras.hf import MirasConfig, MirasForCausalLM
+from miras.lab import results, runs
+from miras.lab.corpora import enwik8, shards
+from miras.lab.curves import pictures
+from miras.lab.evidence import page
+from miras.lab.plan_file import load
+from miras.lab.runs import Bench, work_through
+from miras.train import watch
+from miras.train.config import RunConfig, SaveConfig, TrainConfig
+from miras.train.reading import by_place, sliding, surprises
+
+PLAN = """
+experiment: words
+claim: Do words rhyme?
+data: words
+common:
+  model: {layers: 1, dim: 16, heads: 2, inner: 16}
+  data: {length: 16, batch: 2}
+  engine: {device: cpu, threads: 1}
+  save: {seconds: 0.3, keep: 1}
+  log: {eval_every: 4, eval_sequences: 4}
+models:
+  gla: {model: {name: gla-tiny}}
+  yaad: {model: {name: yaad-tiny}}
+stages:
+  - {name: grid, tokens: 256, models: [gla], variants: {low: {optim: {lr: 1e-5}}, high: {optim: {lr: 1e-2}}}}
+  - {name: main, why: it matters, tokens: 256, models: [gla], rate: grid, reads: [valid/sliding, test/long/4x]}
+  - {name: long, tokens: 1920, models: [yaad], variants: {"": {optim: {lr: 1e-2}}}, keep: true}
+"""
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    """A plan and its text."""
+    folder = tmp_path_factory.mktemp("lab")
+    (folder / "words").mkdir()
+    (folder / "words" / "plan.yaml").write_text(PLAN)
+    words = ["the memory keeps what surprises it ", "and lets go of the rest ", "of what it read "]
+    parts = {split: ["".join(words[(i * k) % 3] for i in range(40)) for k in (1, 2)] for split in ("train", "valid", "test")}
+    shards(folder / "data" / "words", "words", Bytes(), parts)
+    return folder
+
+
+def bench(place, out, **how):
+    return Bench(data=place / "data", out=place / out, **how)
+
+
+@pytest.fixture(scope="module")
+def done(place):
+    """The whole plan, worked through once."""
+    plan = load(place / "words")
+    said = work_through(plan, bench(place, "out", copy=place / "copy.jsonl", commit="abc"))
+    return plan, said, results.rows(place / "out" / "words" / "results.jsonl")
+
+
+def test_a_plan_from_end_to_end(done, place):
+    plan, said, rows = done
+    assert said == [] and [row["run"] for row in rows] == [run.name for run in plan.runs]
+    assert {row["status"] for row in rows} == {"finished"} and {row["commit"] for row in rows} == {"abc"}
+    low, high, main, long = rows
+    assert high["valid"]["bits_per_byte"] < low["valid"]["bits_per_byte"]
+    # the better rate was chosen, and the same steps gave the same loss again
+    assert main["options"]["optim.lr"] == 0.01 and main["valid"] == high["valid"]
+    assert [read["read"] for read in main["reads"]] == ["valid/sliding/1x", "test/long/4x"] and high["reads"] == []
+    assert main["steps"] == 8 and main["tokens"] == 256 and len(main["curve"]) == 8 and len(main["valid_curve"]) == 2
+    assert main["parameters"]["body"] < main["parameters"]["all"] and main["machine"]["cores"] == os.cpu_count()
+    assert main["versions"]["torch"] == torch.__version__ and main["seconds_a_step"] > 0
+    assert results.rows(place / "copy.jsonl") == rows
+    # what is not kept is gone, what is kept has its model and no checkpoints
+    left = {path.name for path in (place / "out" / "words").iterdir()}
+    assert left == {"results.jsonl", "claims", long["run"]}
+    assert not (place / "out" / "words" / long["run"] / "checkpoints").exists()
+    assert len(long["curve"]) <= results.POINTS and long["curve"][-1][0] == 1920
+
+
+def test_what_is_done_is_not_done_again(done, place, monkeypatch):
+    monkeypatch.setattr(runs, "train_run", None)
+    assert work_through(load(place / "words"), bench(place, "out")) == []
+
+
+def test_a_changed_plan_is_run_again(done, place):
+    changed = PLAN.replace("tokens: 256, models: [gla], rate", "tokens: 128, models: [gla], rate")
+    (place / "changed").mkdir()
+    (place / "changed" / "plan.yaml").write_text(changed)
+    plan = load(place / "changed")
+    found = results.rows(*bench(place, "out").files(plan))
+    ready = [runs.with_rate(plan, run, bench(place, "out")) for run in plan.runs]
+    assert [runs.why_not(run, found, bench(place, "out")) for run in ready] == ["is done", "is done", None, "is done"]
+
+
+def test_a_run_waits_for_its_rate(place):
+    said = work_through(load(place / "words"), bench(place, "waits"), only="main")
+    assert said == ["main-gla-s0 waits for the runs that choose its learning rate (grid)"]
+
+
+def test_a_killed_run_goes_on(done, place):
+    """Killed in the middle of its third run: begun again, the plan ends with the same losses."""
+    code = f"""
+from pathlib import Path
+from miras.lab.plan_file import load
+from miras.lab.runs import Bench, work_through
+place = Path({str(place)!r})
+work_through(load(place / "words"), Bench(data=place / "data", out=place / "killed"), "long")
+"""
+    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    folder = place / "killed" / "words" / "long-yaad-s0"
+    until = time.monotonic() + 60
+    while not list(folder.glob("checkpoints/step-????????")) and time.monotonic() < until:
+        time.sleep(0.01)
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    assert list(folder.glob("checkpoints/step-*")) and not (place / "killed" / "words" / "results.jsonl").exists()
+    assert work_through(load(place / "words"), bench(place, "killed"), only="long") == []
+    (row,) = results.rows(place / "killed" / "words" / "results.jsonl")
+    assert row["curve"] == done[2][-1]["curve"] and row["valid"] == done[2][-1]["valid"]
+    assert len(json.loads((folder / "run.json").read_text())["starts"]) == 2
+
+
+def test_the_time_of_a_call_ends_a_run_with_its_place(place, monkeypatch):
+    monkeypatch.setattr(runs, "MARGIN", 0.0)
+    plan, out = load(place / "words"), "timed"
+    said = work_through(plan, bench(place, out, seconds=0.6, lease=1000), only="long")
+    assert not (place / out / "words" / "results.jsonl").exists() and said in ([], ["the time of this call is over"])
+    reached = json.loads(next((place / out).rglob("state.json")).read_text())["step"]
+    assert 0 < reached < 60
+    assert work_through(plan, bench(place, out), only="long") == []
+    (row,) = results.rows(place / out / "words" / "results.jsonl")
+    assert row["status"] == "finished" and row["steps"] == 60
+
+
+def test_what_cannot_end_in_time_is_left_and_next_time_not_begun(place, monkeypatch):
+    plan, out = load(place / "words"), "slow"
+    said = work_through(plan, bench(place, out, probe=True), only="long")
+    (row,) = results.rows(place / out / "words" / "results.jsonl")
+    assert row["status"] == "slow" and "would take" in row["said"] and row["seconds_a_step"] > 0
+    assert said == []
+    monkeypatch.setattr(runs, "train_run", None)
+    assert "would take" in work_through(plan, bench(place, out, seconds=15.001), only="long")[0]
+
+
+def test_an_error_is_written_down_and_passed_over(place, monkeypatch):
+    plan, out = load(place / "words"), "failed"
+
+    def broken(*_):
+        raise RuntimeError("the device is on fire")
+
+    monkeypatch.setattr(runs, "train_run", broken)
+    with pytest.raises(RuntimeError, match="on fire"):
+        work_through(plan, bench(place, out), only="long")
+    (row,) = results.rows(place / out / "words" / "results.jsonl")
+    assert row["status"] == "failed" and row["said"] == "RuntimeError: the device is on fire" and "broken" in row["trace"]
+    assert work_through(plan, bench(place, out), only="long") == ["long-yaad-s0 failed: RuntimeError: the device is on fire"]
+    monkeypatch.undo()
+    assert work_through(plan, bench(place, out, again=True), only="long") == []
+
+
+def test_no_room_halves_the_micro_batch(place, monkeypatch):
+    real, sizes = runs.train_run, []
+
+    def crowded(config, resume):
+        sizes.append(config.engine.micro_batch)
+        if len(sizes) == 1:
+            raise torch.OutOfMemoryError("no room")
+        return real(config, resume)
+
+    monkeypatch.setattr(runs, "train_run", crowded)
+    assert work_through(load(place / "words"), bench(place, "crowded"), only="low") == []
+    (row,) = results.rows(place / "crowded" / "words" / "results.jsonl")
+    assert sizes == [None, 1] and row["micro_batch"] == 1
+
+
+def test_a_claim_is_held_by_one(tmp_path):
+    with runs.claimed(tmp_path / "run") as first, runs.claimed(tmp_path / "run") as second:
+        assert first and not second
+    with runs.claimed(tmp_path / "run") as again:
+        assert again
+
+
+def test_the_page_is_made_of_the_results(done, tmp_path):
+    plan, _, rows = done
+    drawn = pictures(plan, rows, tmp_path)
+    text = page(plan, rows[:-1], drawn)
+    assert {path.name for path in drawn} == {
+        "words-grid-curves.png",
+        "words-main-curves.png",
+        "words-main-places.png",
+        "words-long-curves.png",
+    }
+    assert all(path.with_suffix(".svg").exists() and matplotlib.image.imread(path).std() > 0.02 for path in drawn)
+    main = rows[2]
+    assert f"{main['valid']['bits_per_byte']:.3f}" in text and f"{main['reads'][0]['bits_per_byte']:.3f}" in text
+    assert f"{main['reads'][1]['places'][-1]['bits_per_byte']:.3f}" in text and "| 32-64 |" in text
+    assert "Do words rhyme?" in text and "It matters." in text and "![words-main-places](words-main-places.png)" in text
+    assert "## Not run\n\n- `long-yaad-s0`" in text
+    assert "Everything that was planned was run." in page(plan, rows, drawn)
+
+
+def test_half_a_line_is_passed_over(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    results.add(path, {"run": "a", "loss": float("nan")})
+    with path.open("a") as handle:
+        handle.write('{"run": "b", "lo')
+    results.add(path, {"run": "c"})
+    assert results.rows(path) == [{"run": "a", "loss": None}, {"run": "c"}]
+
+
+# reading
+
+
+@pytest.fixture(scope="module")
+def model():
+    torch.manual_seed(0)
+    return MirasForCausalLM(MirasConfig.preset("gla-tiny")).eval()
+
+
+def test_sliding_windows_predict_every_token_once(place, model):
+    tokens = Tokens(place / "data" / "words", "test")
+    row = sliding(model, tokens, 64)
+    expected, count = 0.0, 0
+    for start in range(0, tokens.count - 64, 32):
+        window = torch.from_numpy(tokens.read(start, start + 65))[None]
+        found = torch.nn.functional.cross_entropy(model(window[:, :-1]).logits[0], window[0, 1:], reduction="none")
+        kept = found if start == 0 else found[32:]
+        expected, count = expected + float(kept.sum()), count + len(kept)
+    assert row["tokens"] == count and row["nats"] == pytest.approx(expected / count, abs=1e-5)
+    assert row["bits_per_byte"] == pytest.approx(row["nats"] / (0.693147 * tokens.bytes_per_token), rel=1e-5)
+
+
+def test_places_add_up(place, model):
+    tokens = Tokens(place / "data" / "words", "test")
+    row = by_place(model, tokens, 128, 32)
+    assert [(place["from"], place["to"]) for place in row["places"]] == [(0, 8), (8, 16), (16, 32), (32, 64), (64, 128)]
+    assert sum(place["nats"] * place["tokens"] for place in row["places"]) == pytest.approx(row["nats"] * row["tokens"])
+    window = torch.from_numpy(tokens.read(0, 129))[None]
+    assert row["windows"] == (tokens.count - 1) // 128
+    assert surprises(model, window[:, :-1], window[:, 1:]).shape == (1, 128)
+
+
+# the clock
+
+
+def test_the_watch():
+    times = iter([0.0, *range(1, 100)])
+    config = TrainConfig(run=RunConfig(seconds=20, finish=50), save=SaveConfig(seconds=4))
+    seen = watch.Watch(config, began=0.0, step=0, clock=lambda: next(times))
+    verdicts = [seen.after(step) for step in range(1, 21)]
+    assert [step for step, (_, due) in enumerate(verdicts, 1) if due] == [4, 8, 12, 16, 20]
+    # 1200 steps of a second each: known after eight steps that are not the first three
+    assert [(step, said) for step, (said, _) in enumerate(verdicts, 1) if said] == [(11, "slow"), (20, "time")]
+    assert "would take 1200 seconds, and run.finish is 50" in seen.said
+    assert not watch.Watch(TrainConfig(), 0.0, 0).active
+
+
+# texts
+
+
+def test_enwik8_is_split_by_bytes(tmp_path):
+    (tmp_path / "raw").write_bytes(bytes(range(32, 127)))
+    enwik8(tmp_path / "raw", tmp_path / "shards", {"train": 50, "valid": 30, "test": 15})
+    found = {split: Tokens(tmp_path / "shards", split) for split in ("train", "valid", "test")}
+    assert {split: tokens.count for split, tokens in found.items()} == {"train": 51, "valid": 31, "test": 16}
+    assert found["test"].read(0, 15).tolist() == list(range(112, 127)) and found["test"].read(15, 16).tolist() == [258]
+    with pytest.raises(ValueError, match="has 95 bytes instead of 96"):
+        enwik8(tmp_path / "raw", tmp_path / "other", {"train": 96})
+
+
+def test_shards_of_another_tokenizer_are_refused(place):
+    from miras.data.corpus import prepared
+
+    meta = Path(place / "data" / "words" / "meta.json")
+    kept = meta.read_text()
+    meta.write_text(kept.replace('"tokenizer": "bytes"', '"tokenizer": "other"'))
+    with pytest.raises(ValueError, match="were made by another tokenizer"):
+        prepared(meta.parent, Bytes())
+    meta.write_text(kept)
