@@ -82,7 +82,8 @@ def call(spec: Spec, given: Inputs, dtype: torch.dtype, backend: str, size: int,
     )  # fmt: skip
     mark = torch.Generator("cuda").manual_seed(1)
     outputs = (y, *state.weights)
-    loss = LOSS_SCALE * sum((x.double() * torch.randn(x.shape, generator=mark, device="cuda")).sum() / x.norm().double() for x in outputs)
+    marks = (torch.randn(x.shape, generator=mark, device="cuda") / x.detach().norm() for x in outputs)
+    loss = LOSS_SCALE * sum((x.double() * own).sum() for x, own in zip(outputs, marks, strict=True))
     grads = torch.autograd.grad(loss, list(named.values()))
     found = (
         {"y": y}

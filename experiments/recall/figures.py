@@ -67,7 +67,7 @@ def panels(found: list[Section]) -> tuple[Figure, list[Axes]]:
 
     across = min(3, len(found))
     down = -(-len(found) // across)
-    figure = Figure(figsize=(1.5 + 4.2 * across, 0.9 + 3.2 * down), layout="constrained", dpi=110)
+    figure = Figure(figsize=(3.2 + 4.0 * across, 0.9 + 3.2 * down), layout="constrained", dpi=110)
     axes = figure.subplots(down, across, squeeze=False).flatten()
     for one in axes[len(found) :]:
         one.set_visible(False)

@@ -90,8 +90,8 @@ def page(results: list[Result], found: list[Section], pictures: dict[str, str]) 
     )
     introduction = f"""{len(results)} trials of the [recall laboratory](../recall_laboratory.md), which says what the tasks and
         the columns are. Scores are in percent, on held-out sequences. "rate" is the learning rate that did best with the first
-        seed, and how many were tried; "solved after" the steps until the task counted as solved, for each seed; the columns behind it
-        longer or harder sequences, the mean over seeds."""
+        seed, and how many were tried; "solved after" the steps until the task counted as solved, for each seed; the columns
+        behind it longer or harder sequences, the mean over seeds."""
     parts = [
         "# Recall laboratory: results",
         "Made by `python experiments/recall/report.py` from `experiments/recall/results.jsonl`; do not edit.",
