@@ -79,7 +79,7 @@ def asked(given: argparse.Namespace, precision: Precision, known: list[Result]) 
 
 def title(trial: Trial) -> str:
     """A trial in a few words."""
-    return f"{trial.task.name:<12} {trial.model.label:<20} rate {trial.rate:<7g} seed {trial.seed}"
+    return f"{trial.task.name:<12} {trial.model.settled().label:<20} rate {trial.rate:<7g} seed {trial.seed}"
 
 
 class Writer:

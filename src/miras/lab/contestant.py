@@ -36,13 +36,14 @@ class Start:
     chunk_size: int | None = None
 
 
+# what differs shall be the memory: those whose recipe has no short convolution get one here
+CONVOLVED = Start(conv_kernel=4)
 DEEP = Start(value_norm=True, step_start=0.5, step_limit=2.0)
 STARTS: dict[str, Start] = {
-    "transformer": Start(),
-    # its published results on recall are with a short convolution in front
-    "gla": Start(conv_kernel=4),
-    "ttt_linear": DEEP,
-    "ttt_mlp": DEEP,
+    "transformer": CONVOLVED,
+    "gla": CONVOLVED,
+    "ttt_linear": dataclasses.replace(DEEP, conv_kernel=4),
+    "ttt_mlp": dataclasses.replace(DEEP, conv_kernel=4),
     "titans_lmm": DEEP,
     # the gradient of its l3 bias is about three times that of l2
     "moneta": dataclasses.replace(DEEP, step_start=0.15),
@@ -77,10 +78,10 @@ class Contestant(Start):
 
     @property
     def label(self) -> str:
-        """The name, and what differs from how the laboratory starts this model."""
-        own, usual = self.settled(), Contestant(name=self.name).settled()
-        names = [field.name for field in dataclasses.fields(Start)] + ["spread"]
-        changes = [f"{name} {getattr(own, name)}" for name in names if getattr(own, name) != getattr(usual, name)]
+        """The name, and what differs from how the laboratory starts this model; what is None here is left to the recipe."""
+        usual = Contestant(name=self.name).settled()
+        names = [*(field.name for field in dataclasses.fields(Start)), "spread"]
+        changes = [f"{name} {getattr(self, name)}" for name in names if getattr(self, name) != getattr(usual, name)]
         return ", ".join([self.name, *changes])
 
     def config(self, vocab: int) -> MirasConfig:
