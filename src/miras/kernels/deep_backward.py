@@ -118,18 +118,22 @@ def backward(
         k, saved.late, saved.late_k, saved.kept, saved.u1, saved.late_u1, unit, pull, bend, inverse, mean, saved.starts1, z, slope, curve,
         du1, do, move1, move2, dw1, dw2,
     )  # fmt: skip
+    mapped = (
+        saved.starts2, *ends, saved.norms, dscale, *(lead or NO_LEAD), saved.lead_o, saved.before1, saved.before2, *norm,
+        *(dlead or NO_LEAD), dgain[-1], dshift[-1],
+    )  # fmt: skip
+    slopes = {"BIAS": device.gradient, "SLOPE": device.slope, "DELTA_SLOPE": device.delta_slope, "P": bias.p}
+    told = slopes | {"HAS_DELTA": delta is not None, "ANCHORED": say.anchored}
     if say.scan_backward_resident:
         from .resident_backward import scan_backward_resident
 
         scan_backward_resident[programs](
-            *arguments, saved.starts2, *ends, saved.norms, dscale, *places, *sizes, LINK=link.q, FLOOR=link.floor, num_warps=8,
+            *arguments, *mapped, *places, *sizes, link.q, link.floor, link.mass1, link.mass2, **told, num_warps=8,
         )  # fmt: skip
     else:
         scan_backward[programs](
             *arguments, saved.slow, saved.slow_k, saved.slow_u1, sigma, grown_end, own.push1, own.push2, own.dspeed1, own.dspeed2,
-            saved.starts2, *ends, saved.norms, dscale, *(lead or NO_LEAD), saved.lead_o, saved.before1, saved.before2, *norm,
-            *(dlead or NO_LEAD), dgain[-1], dshift[-1], *places, *sizes, BIAS=device.gradient, SLOPE=device.slope, DELTA_SLOPE=device.delta_slope, P=bias.p,
-            HAS_DELTA=delta is not None, ANCHORED=say.anchored, **say.scan_backward,
+            *mapped, *places, *sizes, **told, **say.scan_backward,
         )  # fmt: skip
     # the linearised errors are not needed any more
     dy1, dy2 = unit, pull

@@ -16,6 +16,7 @@ from triton.experimental.gluon.language.nvidia.ampere import async_copy
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, warpgroup_mma
 
 from .links import power, scale_of
+from .resident_lead_backward import lead_backward_resident
 from .resident_tiles import add2, add3, fetch, half, keep, put
 
 
@@ -70,8 +71,8 @@ def linked(dw, a, steepness, inverse_norm, Q: gl.constexpr):
         size = power(size, Q - 2.0)
     else:
         # the hardware's own logarithm, good to 2^-22; what is not there is multiplied by 0
-        size = gl.maximum(size, 1e-38)
-        size = gl.exp2((Q - 2.0) * gl.inline_asm_elementwise("lg2.approx.f32 $0, $1;", "=f,f", [size], dtype=gl.float32, is_pure=True, pack=1))
+        size = gl.maximum(size, 1e-37)
+        size = gl.exp2((Q - 2.0) * gl.inline_asm_elementwise("lg2.approx.ftz.f32 $0, $1;", "=f,f", [size], dtype=gl.float32, is_pure=True, pack=1))
     return dw + (steepness * inverse_norm) * a * size
 
 
@@ -112,7 +113,11 @@ def scan_backward_resident(
     k_ptr, late_ptr, late_k_ptr, kept_ptr, u1_ptr, late_u1_ptr, unit_ptr, pull_ptr, bend_ptr, inverse_ptr, mean_ptr, starts1_ptr,
     z_ptr, slope_ptr, curve_ptr, du1_ptr, do_ptr, move1_ptr, move2_ptr, dw1_ptr, dw2_ptr,
     starts2_ptr, end1_ptr, end2_ptr, norms_ptr, dscale_ptr,
-    first_ptr, length_ptr, chunk_ptr, H: gl.constexpr, D: gl.constexpr, E: gl.constexpr, LINK: gl.constexpr, FLOOR: gl.constexpr,
+    lead_k_ptr, lead_v_ptr, lead_eta_ptr, lead_log_ptr, lead_delta_ptr, log_anchor1_ptr, log_anchor2_ptr, lead_o_ptr, before1_ptr, before2_ptr, gain_ptr, shift_ptr,
+    dlead_k_ptr, dlead_v_ptr, dlead_eta_ptr, dlead_log_ptr, dlead_delta_ptr, dlog_anchor1_ptr, dlog_anchor2_ptr, dlead_gain_ptr, dlead_shift_ptr,
+    first_ptr, length_ptr, chunk_ptr, H: gl.constexpr, D: gl.constexpr, E: gl.constexpr,
+    LINK: gl.constexpr, FLOOR: gl.constexpr, MASS1: gl.constexpr, MASS2: gl.constexpr,
+    BIAS: gl.constexpr, SLOPE: gl.constexpr, DELTA_SLOPE: gl.constexpr, P: gl.constexpr, HAS_DELTA: gl.constexpr, ANCHORED: gl.constexpr,
 ):
     """``backward_kernels.scan_backward`` with both adjoints in registers.
 
@@ -120,12 +125,13 @@ def scan_backward_resident(
     token, r = epsilon / std^2, and s receives (r (<f, x> + <g, u1>) - <g', u1>) / s, where g' is g without da A.
     """
     DOT: gl.constexpr = k_ptr.dtype.element_ty
-    PLAIN: gl.constexpr = LINK == 0
+    PLAIN: gl.constexpr = LINK == 0 and MASS1 == 0
     EC: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[8, 1], instr_shape=[16, 64, 16])
     CD: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 2], instr_shape=[16, 32, 16])
     LEFT: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=EC, k_width=2)
     LINES: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [8, 1], [1, 0])
     SWIZZLED: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
+    FLAT: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
     dw1_room = gl.allocate_shared_memory(DOT, [1, 256, 64], SWIZZLED)
     w1_room = gl.allocate_shared_memory(DOT, [1, 256, 64], SWIZZLED)
     z_room = gl.allocate_shared_memory(DOT, [1, 256, 64], SWIZZLED)
@@ -296,6 +302,31 @@ def scan_backward_resident(
             gl.thread_barrier()
             dw2a = moved(dw2a, z_s.slice(0, 128), slope_s.slice(0, 128), steep2, 1 / norm2, LINK, EC)
             dw2b = moved(dw2b, z_s.slice(128, 128), slope_s.slice(128, 128), steep2, 1 / norm2, LINK, EC)
+        if MASS1 > 0:
+            dw2a = warpgroup_mma(curve_s.slice(0, 128), k_s, dw2a)
+            dw2b = warpgroup_mma(curve_s.slice(128, 128), k_s, dw2b)
+            gl.thread_barrier()
+            fetch(curve_s, before2_ptr + save, 0, E, D, D, LINES)
+            async_copy.commit_group()
+            async_copy.wait_group(1)
+            gl.thread_barrier()
+            dw1a += dw1_s.slice(0, 128).load(EC).to(gl.float32)
+            dw1b += dw1_s.slice(128, 128).load(EC).to(gl.float32)
+            dw2a += z_s.slice(0, 128).load(EC).to(gl.float32)
+            dw2b += z_s.slice(128, 128).load(EC).to(gl.float32)
+            gl.thread_barrier()
+            fetch(z_s, before1_ptr + save, 0, E, D, D, LINES)
+            async_copy.commit_group()
+            async_copy.wait_group(0)
+            gl.thread_barrier()
+            one = (number * H + head) * D
+            dw1a, dw1b, dw2a, dw2b = lead_backward_resident(
+                dw1a, dw1b, dw2a, dw2b, w1_s, slope_s, z_s, curve_s, late_room.index(0)._reinterpret(gl.float32, [8, 64], FLAT),
+                lead_k_ptr + one, lead_v_ptr + one, lead_eta_ptr + one, lead_log_ptr + one, lead_delta_ptr + one, log_anchor1_ptr + base, log_anchor2_ptr + base,
+                lead_o_ptr + one, gain_ptr + head * D, shift_ptr + head * D, dlead_k_ptr + one, dlead_v_ptr + one, dlead_eta_ptr + one, dlead_log_ptr + one,
+                dlead_delta_ptr + one, dlog_anchor1_ptr + base, dlog_anchor2_ptr + base, dlead_gain_ptr + one, dlead_shift_ptr + one,
+                D, E, BIAS, SLOPE, DELTA_SLOPE, P, HAS_DELTA, ANCHORED, MASS1, MASS2, EC,
+            )
         dw1_s.slice(0, 128).store(dw1a.to(DOT))
         dw1_s.slice(128, 128).store(dw1b.to(DOT))
         z_s.slice(0, 128).store(dw2a.to(DOT))

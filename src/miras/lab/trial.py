@@ -10,17 +10,19 @@ from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from ..train.schedule import rate_at
 from ..types import require
 from .contestant import Contestant
 from .learner import Learner, learner_of
-from .tasks import HELD_OUT, Task
+from .tasks import HELD_OUT, Batch, Task
 
 Precision = Literal["float32", "bf16"]
 # steps before the clock starts (kernels are compiled and tuned in them), and steps that are timed
 WARM, TIMED = 10, 20
+# the step that is recorded: those before it compile kernels and make the optimiser's state
+RECORD = 5
 # a reading of a sequence of so many times the length takes so much longer; checks and readings cost about this many steps
 READING_STEPS = 30
 
@@ -87,7 +89,27 @@ def optimiser_of(learner: Learner, decay: float, device: torch.device) -> torch.
     chosen = {id(parameter) for parameter in matrices}
     rest = [parameter for parameter in learner.parameters() if id(parameter) not in chosen]
     groups: list[dict[str, Any]] = [{"params": matrices, "weight_decay": decay}, {"params": rest, "weight_decay": 0.0}]
-    return torch.optim.AdamW(groups, lr=0.0, betas=(0.9, 0.95), fused=device.type in ("cuda", "cpu"))
+    recorded = device.type == "cuda"
+    # what is recorded on a GPU reads the rate where it stands
+    rate = torch.zeros((), device=device) if recorded else 0.0
+    return torch.optim.AdamW(groups, lr=rate, betas=(0.9, 0.95), fused=device.type in ("cuda", "cpu"), capturable=recorded)
+
+
+class Recorded:
+    """A step as a CUDA graph: the same kernels on the same memory, given to the GPU at once. Recording runs nothing."""
+
+    def __init__(self, learn: Callable[[Batch], tuple[Tensor, Tensor]], batch: Batch) -> None:
+        self.batch = type(batch)(*(x.clone() for x in batch))
+        self.graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self.graph):
+            self.results = learn(self.batch)
+
+    def replay(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """The step with another batch; what it gives holds until the next one."""
+        for held, new in zip(self.batch, batch, strict=True):
+            held.copy_(new)
+        self.graph.replay()
+        return self.results
 
 
 class Run:
@@ -98,23 +120,39 @@ class Run:
         torch.manual_seed(trial.seed)
         self.learner = learner_of(trial.model, trial.task).to(device)
         self.optimiser = optimiser_of(self.learner, trial.decay, device)
+        self.recorded: Recorded | None = None
 
     def autocast(self) -> torch.autocast:
         """Where matrices are multiplied in bf16, if the trial says so."""
         return torch.autocast(self.device.type, torch.bfloat16, enabled=self.trial.precision == "bf16")
 
-    def step(self, step: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """One step; the loss and the norm of the gradient, which nobody waits for."""
+    def step(self, step: int) -> tuple[Tensor, Tensor]:
+        """One step; the loss and the norm of the gradient, which nobody waits for.
+
+        On a GPU a step of so small a model is mostly the processor's work, so that it is recorded once and then replayed.
+        """
         rate = rate_at(step, steps=self.trial.steps, peak=self.trial.rate, warmup=0.1, final=0.1)
         for group in self.optimiser.param_groups:
-            group["lr"] = rate
+            if isinstance(group["lr"], Tensor):
+                group["lr"].fill_(rate)
+            else:
+                group["lr"] = rate
         batch = self.trial.task.batch(self.trial.rows, seed=self.trial.seed, step=step, device=self.device)
+        if self.recorded is not None:
+            return self.recorded.replay(batch)
+        if self.device.type == "cuda" and step == RECORD:
+            self.recorded = Recorded(self.learn, batch)
+            return self.recorded.replay(batch)
+        return self.learn(batch)
+
+    def learn(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Gradients and a step of the optimiser; the loss and the norm of the gradient."""
+        self.optimiser.zero_grad()
         with self.autocast():
             loss = self.learner.loss(batch)
         loss.backward()  # type: ignore[no-untyped-call]
         norm = nn.utils.clip_grad_norm_(self.learner.parameters(), 1.0)
         self.optimiser.step()
-        self.optimiser.zero_grad()
         return loss.detach(), norm
 
     @torch.no_grad()
