@@ -73,7 +73,7 @@ def options(q: Tensor, size: int, hidden: int, decays: bool, anchored: bool, mov
         anchored=anchored,
         resident=resident,
         reads_resident=resident and (RESIDENT_ANCHORED or not anchored),
-        scan_backward_resident=RESIDENT and q.is_cuda and not exact and fits and not moves,
+        scan_backward_resident=RESIDENT and q.is_cuda and not exact and fits,
         wide=wide,
         pairs=shape | paired | alpha | momentum | {"BLOCK": min(16, size), "num_warps": warps},
         scan=blocks(128, 8) | fast | mapped,
