@@ -124,7 +124,14 @@ def backward(
     )  # fmt: skip
     slopes = {"BIAS": device.gradient, "SLOPE": device.slope, "DELTA_SLOPE": device.delta_slope, "P": bias.p}
     told = slopes | {"HAS_DELTA": delta is not None, "ANCHORED": say.anchored}
-    if say.scan_backward_resident:
+    pushes = (
+        saved.slow, saved.slow_k, saved.slow_u1, sigma, grown_end, own.push1, own.push2, own.dspeed1, own.dspeed2,
+    )  # fmt: skip
+    if say.scan_backward_resident and momentum is not None:
+        from .resident_momentum import scan_backward_momentum
+
+        scan_backward_momentum[programs](*arguments, *pushes, *places, *sizes, num_warps=8)
+    elif say.scan_backward_resident:
         from .resident_backward import scan_backward_resident
 
         scan_backward_resident[programs](
@@ -132,8 +139,7 @@ def backward(
         )  # fmt: skip
     else:
         scan_backward[programs](
-            *arguments, saved.slow, saved.slow_k, saved.slow_u1, sigma, grown_end, own.push1, own.push2, own.dspeed1, own.dspeed2,
-            *mapped, *places, *sizes, **told, **say.scan_backward,
+            *arguments, *pushes, *mapped, *places, *sizes, **told, **say.scan_backward,
         )  # fmt: skip
     # the linearised errors are not needed any more
     dy1, dy2 = unit, pull

@@ -71,7 +71,7 @@ def options(q: Tensor, size: int, hidden: int, decays: bool, anchored: bool, mov
     return Options(
         anchored=anchored,
         scan_resident=resident,
-        scan_backward_resident=resident and not moves,
+        scan_backward_resident=resident,
         reads_resident=resident and not (anchored and moves),
         wide=wide,
         pairs=shape | paired | alpha | momentum | {"BLOCK": min(16, size), "num_warps": warps},

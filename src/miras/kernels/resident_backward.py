@@ -27,34 +27,27 @@ def hidden(x):
 
 
 @gluon.jit
-def afresh(room, PLAIN: gl.constexpr):
+def afresh(room):
     """The tile of a room [1,...] of shared memory, its address made once more rather than kept (and spilled) through the loop."""
-    if PLAIN:
-        return room.index(0)
-    else:
-        return room.index(gl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [0], dtype=gl.int32, is_pure=False, pack=1))
+    return room.index(gl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [0], dtype=gl.int32, is_pure=False, pack=1))
 
 
 @gluon.jit
-def errors(dw2, late_k_s, slope_s, curve_s, L: gl.constexpr):
-    """du2 = -dW2 (late k)': in shared memory, slope becomes slope du2 and curve becomes curve du2."""
+def errors(dw2, late_k_s, slope_s, curve_s, da_s, L: gl.constexpr):
+    """du2 = -dW2 (late k)': in shared memory, curve becomes curve du2, and da is slope du2."""
     du2 = warpgroup_mma(dw2, late_k_s.permute((1, 0)), gl.zeros([128, 64], gl.float32, L), use_acc=False)
-    slope, curve = slope_s.load(L), curve_s.load(L)
-    gl.thread_barrier()
-    slope_s.store((slope.to(gl.float32) * du2).to(slope.dtype))
-    curve_s.store((curve.to(gl.float32) * du2).to(slope.dtype))
+    da_s.store((slope_s.load(L).to(gl.float32) * du2).to(da_s.dtype))
+    curve_s.store((curve_s.load(L).to(gl.float32) * du2).to(da_s.dtype))
 
 
 @gluon.jit
-def hidden_errors(dw1_s, late_u1_s, w1_s, do_s, curve_s, slope_s, scale, LINK: gl.constexpr, L: gl.constexpr):
-    """dH = curve du2 + slope (s dO W1 - dW1 (late u1)')."""
+def hidden_errors(dw1, late_u1_s, w1_s, do_s, curve_s, slope_s, scale, LINK: gl.constexpr, L: gl.constexpr):
+    """dH = curve du2 + slope (s dO W1 - dW1 (late u1)'), in the place of curve du2."""
+    dz = warpgroup_mma(w1_s, do_s.permute((1, 0)), gl.zeros([128, 64], gl.float32, L), use_acc=False)
     if LINK > 0:
-        dz = warpgroup_mma(w1_s, do_s.permute((1, 0)), gl.zeros([128, 64], gl.float32, L), use_acc=False) * scale
-        dz = warpgroup_mma(dw1_s, late_u1_s.permute((1, 0)), dz)
-    else:
-        dz = warpgroup_mma(dw1_s, late_u1_s.permute((1, 0)), gl.zeros([128, 64], gl.float32, L), use_acc=False)
-        dz = warpgroup_mma(w1_s, do_s.permute((1, 0)), dz)
-    return (curve_s.load(L).to(gl.float32) + slope_s.load(L).to(gl.float32) * dz).to(curve_s.dtype)
+        dz *= scale
+    dz = warpgroup_mma(dw1, late_u1_s.permute((1, 0)), dz)
+    curve_s.store((curve_s.load(L).to(gl.float32) + slope_s.load(L).to(gl.float32) * dz).to(curve_s.dtype))
 
 
 @gluon.jit
@@ -119,7 +112,10 @@ def scan_backward_resident(
     LINK: gl.constexpr, FLOOR: gl.constexpr, MASS1: gl.constexpr, MASS2: gl.constexpr,
     BIAS: gl.constexpr, SLOPE: gl.constexpr, DELTA_SLOPE: gl.constexpr, P: gl.constexpr, HAS_DELTA: gl.constexpr, ANCHORED: gl.constexpr,
 ):
-    """``backward_kernels.scan_backward`` with both adjoints in registers.
+    """``backward_kernels.scan_backward`` with both adjoints in registers, those of the chunk's end until all products have read them.
+
+    Tiles that no product reads go straight to registers. Where nothing but a decay moves the weights, the chunk before is copied into
+    every tile that has been read for the last time; a link or a mass needs the room for the weights once more.
 
     With a link, O = s Z A is seen through a norm that no scale moves, but for its epsilon: <dO, O> = r (<f, x> + <g, u1>) - <g, u1> a
     token, r = epsilon / std^2, and s receives (r (<f, x> + <g, u1>) - <g', u1>) / s, where g' is g without da A.
@@ -137,14 +133,12 @@ def scan_backward_resident(
     z_room = gl.allocate_shared_memory(DOT, [1, 256, 64], SWIZZLED)
     slope_room = gl.allocate_shared_memory(DOT, [1, 256, 64], SWIZZLED)
     curve_room = gl.allocate_shared_memory(DOT, [1, 256, 64], SWIZZLED)
+    da_room = gl.allocate_shared_memory(DOT, [1, 256, 64], SWIZZLED)
     k_room = gl.allocate_shared_memory(DOT, [1, 64, 64], SWIZZLED)
-    late_room = gl.allocate_shared_memory(DOT, [1, 64, 64], SWIZZLED)
-    late_k_room = gl.allocate_shared_memory(DOT, [1, 64, 64], SWIZZLED)
     u1_room = gl.allocate_shared_memory(DOT, [1, 64, 64], SWIZZLED)
     late_u1_room = gl.allocate_shared_memory(DOT, [1, 64, 64], SWIZZLED)
-    unit_room = gl.allocate_shared_memory(DOT, [1, 64, 64], SWIZZLED)
-    pull_room = gl.allocate_shared_memory(DOT, [1, 64, 64], SWIZZLED)
-    bend_room = gl.allocate_shared_memory(DOT, [1, 64, 64], SWIZZLED)
+    # late k, later dO
+    late_k_room = gl.allocate_shared_memory(DOT, [1, 64, 64], SWIZZLED)
 
     row, head = gl.program_id(0).to(gl.int64), gl.program_id(1).to(gl.int64)
     first, length, chunk0 = gl.load(first_ptr + row), gl.load(length_ptr + row), gl.load(chunk_ptr + row)
@@ -164,77 +158,73 @@ def scan_backward_resident(
             )
     dw1_room.index(0).slice(0, 128).store(dw1a.to(DOT))
     dw1_room.index(0).slice(128, 128).store(dw1b.to(DOT))
+    if PLAIN:
+        wide, begin, count = ((chunk0 + chunks - 1) * H + head) * E * 64, first + (chunks - 1) * 64, length - (chunks - 1) * 64
+        rows = gl.where(chunks > 0, E, 0)
+        fetch(slope_room.index(0), slope_ptr + wide, 0, rows, 64, 64, LINES)
+        fetch(curve_room.index(0), curve_ptr + wide, 0, rows, 64, 64, LINES)
+        fetch(z_room.index(0), z_ptr + wide, 0, rows, 64, 64, LINES)
+        fetch(late_k_room.index(0), late_k_ptr + head * D, begin, count, stride, D, LINES)
+        fetch(u1_room.index(0), u1_ptr + head * D, begin, count, stride, D, LINES)
+        fetch(late_u1_room.index(0), late_u1_ptr + head * D, begin, count, stride, D, LINES)
+        fetch(k_room.index(0), k_ptr + head * D, begin, count, stride, D, LINES)
+        async_copy.commit_group()
     for back in range(chunks):
-        if PLAIN:
-            # the difference is zero, but the compiler does not know: else it keeps a running address for every tensor and spills
-            n = chunks - 1 - back + gl.load(first_ptr + row) - first
-        else:
-            n, head = hidden(chunks - 1 - back), hidden(gl.program_id(1).to(gl.int64))
+        n, head = hidden(chunks - 1 - back), hidden(gl.program_id(1).to(gl.int64))
         number = chunk0 + n
         save, wide = (number * H + head) * E * D, (number * H + head) * E * 64
         slot = ((number + row) * H + head) * E * D
         begin, count = first + n * 64, length - n * 64
-        slope_s, curve_s, late_k_s = afresh(slope_room, PLAIN), afresh(curve_room, PLAIN), afresh(late_k_room, PLAIN)
-        fetch(slope_s, slope_ptr + wide, 0, E, 64, 64, LINES)
-        fetch(curve_s, curve_ptr + wide, 0, E, 64, 64, LINES)
-        fetch(late_k_s, late_k_ptr + head * D, begin, count, stride, D, LINES)
-        async_copy.commit_group()
-        fetch(afresh(w1_room, PLAIN), starts1_ptr + save, 0, E, D, D, LINES)
-        fetch(afresh(z_room, PLAIN), z_ptr + wide, 0, E, 64, 64, LINES)
-        fetch(afresh(u1_room, PLAIN), u1_ptr + head * D, begin, count, stride, D, LINES)
-        fetch(afresh(late_room, PLAIN), late_ptr + head * D, begin, count, stride, D, LINES)
-        fetch(afresh(unit_room, PLAIN), unit_ptr + head * D, begin, count, stride, D, LINES)
-        fetch(afresh(pull_room, PLAIN), pull_ptr + head * D, begin, count, stride, D, LINES)
-        fetch(afresh(bend_room, PLAIN), bend_ptr + head * D, begin, count, stride, D, LINES)
-        fetch(afresh(late_u1_room, PLAIN), late_u1_ptr + head * D, begin, count, stride, D, LINES)
-        fetch(afresh(k_room, PLAIN), k_ptr + head * D, begin, count, stride, D, LINES)
+        if not PLAIN:
+            fetch(afresh(slope_room), slope_ptr + wide, 0, E, 64, 64, LINES)
+            fetch(afresh(curve_room), curve_ptr + wide, 0, E, 64, 64, LINES)
+            fetch(afresh(late_k_room), late_k_ptr + head * D, begin, count, stride, D, LINES)
+            async_copy.commit_group()
+            fetch(afresh(z_room), z_ptr + wide, 0, E, 64, 64, LINES)
+            fetch(afresh(u1_room), u1_ptr + head * D, begin, count, stride, D, LINES)
+            fetch(afresh(late_u1_room), late_u1_ptr + head * D, begin, count, stride, D, LINES)
+            fetch(afresh(k_room), k_ptr + head * D, begin, count, stride, D, LINES)
+        fetch(afresh(w1_room), starts1_ptr + save, 0, E, D, D, LINES)
         async_copy.commit_group()
         there = (t < count)[:, None] & (j < D)[None, :]
         out = (begin + t)[:, None] * stride + head * D + j[None, :]
         # early, so that they have arrived when they are needed
-        du1 = gl.load(du1_ptr + out, mask=there, other=0.0)
-        inverse = gl.load(inverse_ptr + (begin + t) * H + head, mask=t < count, other=0.0)
-        mean_cx = gl.load(mean_ptr + (begin + t) * H + head, mask=t < count, other=0.0)
+        rest = gl.load(du1_ptr + out, mask=there, other=0.0)
+        late = gl.load(late_ptr + out, mask=there, other=0.0)
         async_copy.wait_group(1)
         fence_async_shared()
         gl.thread_barrier()
-        slope_s, curve_s, late_k_s = afresh(slope_room, PLAIN), afresh(curve_room, PLAIN), afresh(late_k_room, PLAIN)
-        errors(gl.convert_layout(dw2a.to(DOT), LEFT), late_k_s, slope_s.slice(0, 128), curve_s.slice(0, 128), EC)
-        errors(gl.convert_layout(dw2b.to(DOT), LEFT), late_k_s, slope_s.slice(128, 128), curve_s.slice(128, 128), EC)
+        late_k_s, slope_s, curve_s, da_s = afresh(late_k_room), afresh(slope_room), afresh(curve_room), afresh(da_room)
+        errors(gl.convert_layout(dw2a.to(DOT), LEFT), late_k_s, slope_s.slice(0, 128), curve_s.slice(0, 128), da_s.slice(0, 128), EC)
+        errors(gl.convert_layout(dw2b.to(DOT), LEFT), late_k_s, slope_s.slice(128, 128), curve_s.slice(128, 128), da_s.slice(128, 128), EC)
         async_copy.wait_group(0)
         fence_async_shared()
         gl.thread_barrier()
-        slope_s, w1_s, z_s, u1_s = afresh(slope_room, PLAIN), afresh(w1_room, PLAIN), afresh(z_room, PLAIN), afresh(u1_room, PLAIN)
-        g = warpgroup_mma(slope_s.permute((1, 0)), w1_s, gl.zeros([64, 64], gl.float32, CD), use_acc=False)
-        dy1 = warpgroup_mma(z_s.permute((1, 0)), afresh(dw1_room, PLAIN), gl.zeros([64, 64], gl.float32, CD), use_acc=False)
-        kept = gl.load(kept_ptr + (number * H + head) * D + d, mask=d < D, other=0.0)[None, :]
+        inverse = gl.load(inverse_ptr + (begin + t) * H + head, mask=t < count, other=0.0)
+        mean_cx = gl.load(mean_ptr + (begin + t) * H + head, mask=t < count, other=0.0)
+        unit, pull = gl.load(unit_ptr + out, mask=there, other=0.0), gl.load(pull_ptr + out, mask=there, other=0.0)
+        bend = gl.load(bend_ptr + out, mask=there, other=0.0)
+        dy1 = warpgroup_mma(afresh(z_room).permute((1, 0)), afresh(dw1_room), gl.zeros([64, 64], gl.float32, CD), use_acc=False)
+        rest -= late.to(gl.float32) * dy1
+        gl.thread_barrier()
+        # dW1 is in registers too
+        fetch(afresh(dw1_room), move1_ptr + slot, 0, E, D, D, LINES)
+        async_copy.commit_group()
         scale1, scale2 = 1.0, 1.0
         if LINK > 0:
             norms = norms_ptr + ((number + row) * H + head) * 2
             scale1, scale2 = scale_of(gl.load(norms), LINK), scale_of(gl.load(norms + 1), LINK)
-            g *= scale1
-            # the products with slope and Z are added to dA / s
-            dw1a, dw2a = (kept / scale1) * dw1a, kept * dw2a
-            dw1b, dw2b = (kept / scale1) * dw1b, kept * dw2b
+            g = warpgroup_mma(afresh(da_room).permute((1, 0)), afresh(w1_room), gl.zeros([64, 64], gl.float32, CD), use_acc=False)
+            rest_u1 = gl.sum(rest * afresh(u1_room).load(CD).to(gl.float32), 1)
+            g = g * scale1 + rest
         else:
-            dw1a, dw2a = kept * dw1a, kept * dw2a
-            dw1b, dw2b = kept * dw1b, kept * dw2b
-        dw1a = warpgroup_mma(slope_s.slice(0, 128), u1_s, dw1a)
-        dw1b = warpgroup_mma(slope_s.slice(128, 128), u1_s, dw1b)
-        gl.thread_barrier()
-        fetch(slope_s, slope_ptr + wide, 0, E, 64, 64, LINES)
-        async_copy.commit_group()
-        unit_s, u1_s = afresh(unit_room, PLAIN), afresh(u1_room, PLAIN)
-        rest = du1 - afresh(late_room, PLAIN).load(CD).to(gl.float32) * dy1
-        if LINK > 0:
-            rest_u1 = gl.sum(rest * u1_s.load(CD).to(gl.float32), 1)
-        g += rest
+            g = warpgroup_mma(afresh(da_room).permute((1, 0)), afresh(w1_room), rest)
         gl.store(du1_ptr + out, g, mask=there)
-        unit, u1 = unit_s.load(CD).to(gl.float32), u1_s.load(CD).to(gl.float32)
+        unit, u1 = unit.to(gl.float32), afresh(u1_room).load(CD).to(gl.float32)
         total, along, back_u1 = gl.reduce((g, g * unit, g * u1), 1, add3)
         dc = inverse[:, None] * (g - (total / D)[:, None] - unit * (along / D)[:, None])
-        f = afresh(bend_room, PLAIN).load(CD).to(gl.float32) * dc
-        f -= inverse[:, None] * (g * mean_cx[:, None] + afresh(pull_room, PLAIN).load(CD).to(gl.float32) * (along / D)[:, None])
+        f = bend.to(gl.float32) * dc
+        f -= inverse[:, None] * (g * mean_cx[:, None] + pull.to(gl.float32) * (along / D)[:, None])
         f = gl.where((j < D)[None, :], f, 0.0)
         total, along = gl.reduce((f, f * unit), 1, add2)
         do = inverse[:, None] * (f - (total / D)[:, None] - unit * ((along + back_u1) / D)[:, None])
@@ -242,99 +232,114 @@ def scan_backward_resident(
         if LINK > 0:
             share1 = 1e-6 * inverse * inverse * (along + back_u1) - rest_u1
         gl.store(do_ptr + out, do, mask=there)
-        gl.thread_barrier()
-        unit_s.store(do)
-        async_copy.wait_group(0)
+        afresh(late_k_room).store(do)
         fence_async_shared()
         gl.thread_barrier()
-        dw1_s, w1_s, slope_s, curve_s = afresh(dw1_room, PLAIN), afresh(w1_room, PLAIN), afresh(slope_room, PLAIN), afresh(curve_room, PLAIN)
-        late_u1_s, do_s = afresh(late_u1_room, PLAIN), afresh(unit_room, PLAIN)
-        dh_a = hidden_errors(
-            dw1_s.slice(0, 128), late_u1_s, w1_s.slice(0, 128), do_s, curve_s.slice(0, 128), slope_s.slice(0, 128), scale1, LINK, EC,
+        w1_s, slope_s, curve_s, late_u1_s, do_s = afresh(w1_room), afresh(slope_room), afresh(curve_room), afresh(late_u1_room), afresh(late_k_room)
+        hidden_errors(
+            gl.convert_layout(dw1a.to(DOT), LEFT), late_u1_s, w1_s.slice(0, 128), do_s, curve_s.slice(0, 128), slope_s.slice(0, 128), scale1, LINK, EC,
         )
-        dh_b = hidden_errors(
-            dw1_s.slice(128, 128), late_u1_s, w1_s.slice(128, 128), do_s, curve_s.slice(128, 128), slope_s.slice(128, 128), scale1, LINK, EC,
+        hidden_errors(
+            gl.convert_layout(dw1b.to(DOT), LEFT), late_u1_s, w1_s.slice(128, 128), do_s, curve_s.slice(128, 128), slope_s.slice(128, 128), scale1, LINK, EC,
         )
-        if not PLAIN:
-            curve_s.slice(0, 128).store(dh_a)
-            curve_s.slice(128, 128).store(dh_b)
-            fence_async_shared()
+        fence_async_shared()
         gl.thread_barrier()
-        dw1_s, w1_s, slope_s, curve_s = afresh(dw1_room, PLAIN), afresh(w1_room, PLAIN), afresh(slope_room, PLAIN), afresh(curve_room, PLAIN)
-        z_s, k_s, do_s = afresh(z_room, PLAIN), afresh(k_room, PLAIN), afresh(unit_room, PLAIN)
+        # the chunk before, if there is one
+        rows, tokens = gl.where(n > 0, E, 0), gl.where(n > 0, 64, 0)
         if PLAIN:
-            fetch(curve_s, move1_ptr + slot, 0, E, D, D, LINES)
-            fetch(w1_s, move2_ptr + slot, 0, E, D, D, LINES)
+            fetch(afresh(w1_room), move2_ptr + slot, 0, E, D, D, LINES)
             async_copy.commit_group()
-            dw2a = warpgroup_mma(gl.convert_layout(dh_a, LEFT), k_s, dw2a)
-            dw2b = warpgroup_mma(gl.convert_layout(dh_b, LEFT), k_s, dw2b)
-            dw1a = warpgroup_mma(z_s.slice(0, 128), do_s, dw1a)
-            dw1b = warpgroup_mma(z_s.slice(128, 128), do_s, dw1b)
-            async_copy.wait_group(0)
-            gl.thread_barrier()
-            dw1a += curve_s.slice(0, 128).load(EC).to(gl.float32)
-            dw1b += curve_s.slice(128, 128).load(EC).to(gl.float32)
-            dw2a += w1_s.slice(0, 128).load(EC).to(gl.float32)
-            dw2b += w1_s.slice(128, 128).load(EC).to(gl.float32)
+            fetch(afresh(slope_room), slope_ptr + wide - H * E * 64, 0, rows, 64, 64, LINES)
+            fetch(afresh(late_u1_room), late_u1_ptr + head * D, begin - 64, tokens, stride, D, LINES)
+            async_copy.commit_group()
+            async_copy.wait_group(2)
         else:
-            fetch(dw1_s, move1_ptr + slot, 0, E, D, D, LINES)
-            fetch(slope_s, starts2_ptr + save, 0, E, D, D, LINES)
+            fetch(afresh(slope_room), starts2_ptr + save, 0, E, D, D, LINES)
             async_copy.commit_group()
-            dw1a = warpgroup_mma(z_s.slice(0, 128), do_s, dw1a)
-            dw1b = warpgroup_mma(z_s.slice(128, 128), do_s, dw1b)
+            async_copy.wait_group(1)
+        gl.thread_barrier()
+        kept = gl.load(kept_ptr + (number * H + head) * D + d, mask=d < D, other=0.0)[None, :]
+        dw1_s, da_s, z_s, u1_s, do_s = afresh(dw1_room), afresh(da_room), afresh(z_room), afresh(u1_room), afresh(late_k_room)
+        if LINK > 0:
+            # products are added to dA / s
+            dw1a, dw1b = (kept / scale1) * dw1a, (kept / scale1) * dw1b
+        else:
+            dw1a = kept * dw1a + dw1_s.slice(0, 128).load(EC).to(gl.float32)
+            dw1b = kept * dw1b + dw1_s.slice(128, 128).load(EC).to(gl.float32)
+        dw1a = warpgroup_mma(da_s.slice(0, 128), u1_s, dw1a)
+        dw1b = warpgroup_mma(da_s.slice(128, 128), u1_s, dw1b)
+        dw1a = warpgroup_mma(z_s.slice(0, 128), do_s, dw1a)
+        dw1b = warpgroup_mma(z_s.slice(128, 128), do_s, dw1b)
+        dw2a, dw2b = kept * dw2a, kept * dw2b
+        gl.thread_barrier()
+        curve_s, k_s = afresh(curve_room), afresh(k_room)
+        if PLAIN:
+            fetch(afresh(z_room), z_ptr + wide - H * E * 64, 0, rows, 64, 64, LINES)
+            fetch(afresh(u1_room), u1_ptr + head * D, begin - 64, tokens, stride, D, LINES)
+            fetch(afresh(late_k_room), late_k_ptr + head * D, begin - 64, tokens, stride, D, LINES)
+            async_copy.commit_group()
+            dw2a = warpgroup_mma(curve_s.slice(0, 128), k_s, dw2a)
+            dw2b = warpgroup_mma(curve_s.slice(128, 128), k_s, dw2b)
             gl.thread_barrier()
-            fetch(z_s, move2_ptr + slot, 0, E, D, D, LINES)
+            fetch(afresh(curve_room), curve_ptr + wide - H * E * 64, 0, rows, 64, 64, LINES)
+            fetch(afresh(k_room), k_ptr + head * D, begin - 64, tokens, stride, D, LINES)
+            async_copy.commit_group()
+            async_copy.wait_group(3)
+            gl.thread_barrier()
+            dw2_s = afresh(w1_room)
+            dw2a += dw2_s.slice(0, 128).load(EC).to(gl.float32)
+            dw2b += dw2_s.slice(128, 128).load(EC).to(gl.float32)
+        else:
+            dw2_s = afresh(da_room)
+            fetch(dw2_s, move2_ptr + slot, 0, E, D, D, LINES)
             async_copy.commit_group()
         if LINK > 0:
             async_copy.wait_group(1)
             gl.thread_barrier()
+            dw1_s, w1_s, w2_s = afresh(dw1_room), afresh(w1_room), afresh(slope_room)
             norms, arrived = norms_ptr + ((number + row) * H + head) * 2, dscale_ptr + (number * H + head) * 5
             norm1, norm2 = gl.load(norms), gl.load(norms + 1)
             ds1 = gl.load(arrived) + gl.load(arrived + 2) + gl.load(arrived - H * 5 + 1, mask=n > 0, other=0.0)
             steep1 = steep(gl.sum(share1, 0) / scale1 + ds1, norm1, LINK, FLOOR)
             dw1a = moved(scale1 * dw1a, dw1_s.slice(0, 128), w1_s.slice(0, 128), steep1, 1 / norm1, LINK, EC)
             dw1b = moved(scale1 * dw1b, dw1_s.slice(128, 128), w1_s.slice(128, 128), steep1, 1 / norm1, LINK, EC)
-            dw2a, share_a = own_move(dw2a, curve_s.slice(0, 128), k_s, slope_s.slice(0, 128), scale2, EC)
-            dw2b, share_b = own_move(dw2b, curve_s.slice(128, 128), k_s, slope_s.slice(128, 128), scale2, EC)
+            dw2a, share_a = own_move(dw2a, curve_s.slice(0, 128), k_s, w2_s.slice(0, 128), scale2, EC)
+            dw2b, share_b = own_move(dw2b, curve_s.slice(128, 128), k_s, w2_s.slice(128, 128), scale2, EC)
             ds2 = gl.load(arrived + 3) + gl.load(arrived - H * 5 + 4, mask=n > 0, other=0.0)
             steep2 = steep(gl.sum(share_a + share_b, 0) + ds2, norm2, LINK, FLOOR)
             async_copy.wait_group(0)
             gl.thread_barrier()
-            dw2a = moved(dw2a, z_s.slice(0, 128), slope_s.slice(0, 128), steep2, 1 / norm2, LINK, EC)
-            dw2b = moved(dw2b, z_s.slice(128, 128), slope_s.slice(128, 128), steep2, 1 / norm2, LINK, EC)
+            dw2a = moved(dw2a, dw2_s.slice(0, 128), w2_s.slice(0, 128), steep2, 1 / norm2, LINK, EC)
+            dw2b = moved(dw2b, dw2_s.slice(128, 128), w2_s.slice(128, 128), steep2, 1 / norm2, LINK, EC)
         if MASS1 > 0:
+            fetch(afresh(z_room), before1_ptr + save, 0, E, D, D, LINES)
             dw2a = warpgroup_mma(curve_s.slice(0, 128), k_s, dw2a)
             dw2b = warpgroup_mma(curve_s.slice(128, 128), k_s, dw2b)
             gl.thread_barrier()
-            fetch(curve_s, before2_ptr + save, 0, E, D, D, LINES)
-            async_copy.commit_group()
-            async_copy.wait_group(1)
-            gl.thread_barrier()
-            dw1a += dw1_s.slice(0, 128).load(EC).to(gl.float32)
-            dw1b += dw1_s.slice(128, 128).load(EC).to(gl.float32)
-            dw2a += z_s.slice(0, 128).load(EC).to(gl.float32)
-            dw2b += z_s.slice(128, 128).load(EC).to(gl.float32)
-            gl.thread_barrier()
-            fetch(z_s, before1_ptr + save, 0, E, D, D, LINES)
+            fetch(afresh(curve_room), before2_ptr + save, 0, E, D, D, LINES)
             async_copy.commit_group()
             async_copy.wait_group(0)
             gl.thread_barrier()
+            dw2a += dw2_s.slice(0, 128).load(EC).to(gl.float32)
+            dw2b += dw2_s.slice(128, 128).load(EC).to(gl.float32)
             one = (number * H + head) * D
             dw1a, dw1b, dw2a, dw2b = lead_backward_resident(
-                dw1a, dw1b, dw2a, dw2b, w1_s, slope_s, z_s, curve_s, late_room.index(0)._reinterpret(gl.float32, [8, 64], FLAT),
+                dw1a, dw1b, dw2a, dw2b, afresh(w1_room), afresh(slope_room), afresh(z_room), afresh(curve_room), u1_room.index(0)._reinterpret(gl.float32, [8, 64], FLAT),
                 lead_k_ptr + one, lead_v_ptr + one, lead_eta_ptr + one, lead_log_ptr + one, lead_delta_ptr + one, log_anchor1_ptr + base, log_anchor2_ptr + base,
                 lead_o_ptr + one, gain_ptr + head * D, shift_ptr + head * D, dlead_k_ptr + one, dlead_v_ptr + one, dlead_eta_ptr + one, dlead_log_ptr + one,
                 dlead_delta_ptr + one, dlog_anchor1_ptr + base, dlog_anchor2_ptr + base, dlead_gain_ptr + one, dlead_shift_ptr + one,
                 D, E, BIAS, SLOPE, DELTA_SLOPE, P, HAS_DELTA, ANCHORED, MASS1, MASS2, EC,
             )
+        dw1_s = afresh(dw1_room)
         dw1_s.slice(0, 128).store(dw1a.to(DOT))
         dw1_s.slice(128, 128).store(dw1b.to(DOT))
-        z_s.slice(0, 128).store(dw2a.to(DOT))
-        z_s.slice(128, 128).store(dw2b.to(DOT))
+        dw2_s.slice(0, 128).store(dw2a.to(DOT))
+        dw2_s.slice(128, 128).store(dw2b.to(DOT))
         gl.thread_barrier()
         put(move1_ptr + slot, dw1_s, E, D, LINES)
-        put(move2_ptr + slot, z_s, E, D, LINES)
+        put(move2_ptr + slot, dw2_s, E, D, LINES)
         gl.thread_barrier()
+    async_copy.wait_group(0)
     keep(dw1_ptr + base, dw1a, 0, D, E, EC)
     keep(dw1_ptr + base, dw1b, 128, D, E, EC)
     keep(dw2_ptr + base, dw2a, 0, D, E, EC)
