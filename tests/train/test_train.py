@@ -320,12 +320,6 @@ def test_a_saved_model_is_a_place_to_start(lab, capsys):
     assert "sizes are fixed: got num_hidden_layers" in error_of(capsys, lab, "third", "--model.layers", "2")
 
 
-def test_tensorboard(lab):
-    pytest.importorskip("tensorboard")
-    assert lab.here("tracked", "--optim.steps", "3", "--log.trackers", "tensorboard") == 0
-    assert list((lab.root / "tracked").rglob("events.out.tfevents.*"))
-
-
 # bad input
 
 

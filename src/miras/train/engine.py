@@ -115,11 +115,12 @@ class Engine:
         return result
 
     def track(self, trackers: tuple[str, ...], folder: Path, values: dict[str, Any]) -> None:
-        """Start accelerate's trackers; files of theirs go into the folder."""
+        """Start accelerate's trackers; a run there has the folder's name, and files of theirs go into it."""
         self.accelerator.project_configuration.set_directories(str(folder))
         self.accelerator.log_with = filter_trackers(list(trackers), self.accelerator.logging_dir)
         plain = {key: value if isinstance(value, int | float | str | bool) else str(value) for key, value in values.items()}
-        self.accelerator.init_trackers("miras", config=plain)
+        names = {"wandb": {"name": folder.name, "dir": str(folder)}, "trackio": {"name": folder.name}}
+        self.accelerator.init_trackers("miras", config=plain, init_kwargs=names)
 
     def seed(self, seed: int, step: int) -> None:
         """Set every generator as a function of (seed, step, process): random state is never saved, since it is known."""
