@@ -32,8 +32,8 @@ from miras.lab.untrained import initial_weights, unit_step
 
 ROUNDED = {torch.bfloat16: 2e-2, torch.float16: 4e-3, torch.float32: 1e-4}
 KINK = 0.12
-# a loss of this scale keeps float16's gradients from underflowing, as torch's GradScaler does
-LOSS_SCALE = 2.0**10
+# a loss of such a scale keeps float16's gradients from underflowing; the largest that does not overflow, as torch's GradScaler finds
+LOSS_SCALES = (2.0**10, 2.0**5, 1.0)
 
 
 class Inputs(NamedTuple):
@@ -67,7 +67,9 @@ def draw(
     return Inputs(*(x.bfloat16().double() for x in (q, k, v)), gates, tuple(w.cuda().double() for w in weights), norm)
 
 
-def call(spec: Spec, given: Inputs, dtype: torch.dtype, backend: str, size: int, bounds: Tensor | None) -> dict[str, Tensor]:
+def call(
+    spec: Spec, given: Inputs, dtype: torch.dtype, backend: str, size: int, bounds: Tensor | None, scale: float = 1.0
+) -> dict[str, Tensor]:
     """y, the outgoing weights and the gradients of everything, from a loss of all outputs."""
     wide = torch.float64 if dtype == torch.float64 else torch.float32
     leaf = lambda x, kind: x.to(kind).requires_grad_()  # noqa: E731
@@ -83,12 +85,12 @@ def call(spec: Spec, given: Inputs, dtype: torch.dtype, backend: str, size: int,
     mark = torch.Generator("cuda").manual_seed(1)
     outputs = (y, *state.weights)
     marks = (torch.randn(x.shape, generator=mark, device="cuda") / x.detach().norm() for x in outputs)
-    loss = LOSS_SCALE * sum((x.double() * own).sum() for x, own in zip(outputs, marks, strict=True))
+    loss = scale * sum((x.double() * own).sum() for x, own in zip(outputs, marks, strict=True))
     grads = torch.autograd.grad(loss, list(named.values()))
     found = (
         {"y": y}
         | {f"W{i + 1}_T": w for i, w in enumerate(state.weights)}
-        | {f"d{n}": g for n, g in zip(named, grads, strict=True)}
+        | {f"d{n}": g / scale for n, g in zip(named, grads, strict=True)}
     )
     return {name: x.detach() for name, x in found.items()}
 
@@ -103,14 +105,18 @@ def errors(found: dict[str, Tensor], exact: dict[str, Tensor]) -> dict[str, floa
     return {n: float((found[n].double() - x).norm() / x.norm().clamp_min(1e-30)) for n, x in exact.items()}
 
 
-def near_anchor(given: Inputs, exact: dict[str, Tensor], dtype: torch.dtype) -> float:
+def near_anchor(spec: Spec, given: Inputs, exact: dict[str, Tensor], dtype: torch.dtype) -> float:
     """How noisy the gradient of an anchored decay is: W - W_0, which it multiplies, is a difference of two rounded numbers.
 
-    Twice the rounding of W relative to the distance that the weights have gone from their anchor.
+    Twice the rounding of W relative to the distance that the weights have gone from their anchor; of log W where that is what decays.
     """
     ends = (exact["W1_T"], exact["W2_T"])
-    gone = [float((end - start).norm() / start.expand_as(end).norm()) for end, start in zip(ends, given.weights, strict=True)]
-    return 2 * torch.finfo(dtype).eps / min(gone)
+    starts = [start.detach() for start in given.weights]
+    if isinstance(spec.retention, retention.KL):
+        moved = [(end.log() - start).square().mean().sqrt() for end, start in zip(ends, starts, strict=True)]
+    else:
+        moved = [(end - start).norm() / start.expand_as(end).norm() for end, start in zip(ends, starts, strict=True)]
+    return 2 * torch.finfo(dtype).eps / min(map(float, moved))
 
 
 def case(
@@ -121,12 +127,16 @@ def case(
     cut = None if bounds is None else torch.tensor(bounds, device="cuda")
     exact = call(spec, given, torch.float64, "torch", size, cut)
     plain = errors(call(spec, given, dtype, "torch", size, cut), exact)
-    poison()
-    fused = errors(call(spec, given, dtype, "triton", size, cut), exact)
+    for scale in LOSS_SCALES if dtype == torch.float16 else (1.0,):
+        poison()
+        found = call(spec, given, dtype, "triton", size, cut, scale)
+        if all(bool(x.isfinite().all()) for x in found.values()):
+            break
+    fused = errors(found, exact)
     kinked = isinstance(spec.bias, bias.Huber) and dtype != torch.float32
     near = spec.retention.anchored and dtype != torch.float32
     wide = dict.fromkeys(("dk", "dv", "ddelta"), KINK) if kinked else {}
-    wide |= {"dlog_alpha": near_anchor(given, exact, dtype)} if near else {}
+    wide |= {"dlog_alpha": max(ROUNDED[dtype], near_anchor(spec, given, exact, dtype))} if near else {}
     limit = {n: max(4 * plain[n], wide.get(n, ROUNDED[dtype])) for n in exact}
     bad = {n: e for n, e in fused.items() if not e <= limit[n]}
     return {

@@ -101,7 +101,8 @@ class Recorded:
     def __init__(self, learn: Callable[[Batch], tuple[Tensor, Tensor]], batch: Batch) -> None:
         self.batch = type(batch)(*(x.clone() for x in batch))
         self.graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self.graph):
+        # kernels may still be loaded while others are recorded
+        with torch.cuda.graph(self.graph, capture_error_mode="relaxed"):
             self.results = learn(self.batch)
 
     def replay(self, batch: Batch) -> tuple[Tensor, Tensor]:
@@ -121,6 +122,8 @@ class Run:
         self.learner = learner_of(trial.model, trial.task).to(device)
         self.optimiser = optimiser_of(self.learner, trial.decay, device)
         self.recorded: Recorded | None = None
+        # why a step could not be recorded
+        self.unrecorded = "" if device.type == "cuda" else "not on a GPU"
 
     def autocast(self) -> torch.autocast:
         """Where matrices are multiplied in bf16, if the trial says so."""
@@ -140,8 +143,12 @@ class Run:
         batch = self.trial.task.batch(self.trial.rows, seed=self.trial.seed, step=step, device=self.device)
         if self.recorded is not None:
             return self.recorded.replay(batch)
-        if self.device.type == "cuda" and step == RECORD:
-            self.recorded = Recorded(self.learn, batch)
+        if step == RECORD and not self.unrecorded:
+            try:
+                self.recorded = Recorded(self.learn, batch)
+            except RuntimeError as error:
+                self.unrecorded = str(error).strip().splitlines()[0]
+                return self.learn(batch)
             return self.recorded.replay(batch)
         return self.learn(batch)
 
@@ -235,6 +242,7 @@ def perform(
         "steps_taken": checks[-1].step,
         "finite": all(math.isfinite(value) for check in checks for value in check),
         "parameters": {"body": run.learner.body(), "all": sum(parameter.numel() for parameter in run.learner.parameters())},
+        "unrecorded": run.unrecorded,
         "seconds": round(run.wait() - began, 2),
         "seconds_training": round(trained, 2),
         "seconds_a_step": round(each, 5) if each else round(trained / checks[-1].step, 5),
