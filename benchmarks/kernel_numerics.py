@@ -32,7 +32,7 @@ from miras.lab.untrained import initial_weights, unit_step
 
 ROUNDED = {torch.bfloat16: 2e-2, torch.float16: 4e-3, torch.float32: 1e-4}
 KINK = 0.12
-# a loss of such a scale keeps float16's gradients from underflowing; the largest that does not overflow, as torch's GradScaler finds
+# a loss of such a scale keeps float16's gradients from underflowing: the largest that overflows nothing, as a GradScaler finds
 LOSS_SCALES = (2.0**10, 2.0**5, 1.0)
 
 
@@ -108,12 +108,12 @@ def errors(found: dict[str, Tensor], exact: dict[str, Tensor]) -> dict[str, floa
 def near_anchor(spec: Spec, given: Inputs, exact: dict[str, Tensor], dtype: torch.dtype) -> float:
     """How noisy the gradient of an anchored decay is: W - W_0, which it multiplies, is a difference of two rounded numbers.
 
-    Twice the rounding of W relative to the distance that the weights have gone from their anchor; of log W where that is what decays.
+    Twice the rounding of W relative to the distance that the weights have gone from their anchor; of log W where that decays.
     """
     ends = (exact["W1_T"], exact["W2_T"])
-    starts = [start.detach() for start in given.weights]
+    starts = [spec.retention.start(start.detach()).weight for start in given.weights]
     if isinstance(spec.retention, retention.KL):
-        moved = [(end.log() - start).square().mean().sqrt() for end, start in zip(ends, starts, strict=True)]
+        moved = [(end.log() - start.log()).square().mean().sqrt() for end, start in zip(ends, starts, strict=True)]
     else:
         moved = [(end - start).norm() / start.expand_as(end).norm() for end, start in zip(ends, starts, strict=True)]
     return 2 * torch.finfo(dtype).eps / min(map(float, moved))
