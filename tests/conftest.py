@@ -13,6 +13,8 @@ if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
 torch.set_num_threads(2)
+# runs inside a copy of transformers' source tree alone
+collect_ignore = ["hf/transformers_suite.py"]
 
 
 @pytest.fixture(autouse=True)
