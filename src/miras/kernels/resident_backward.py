@@ -114,14 +114,15 @@ def scan_backward_resident(
 ):
     """``backward_kernels.scan_backward`` with both adjoints in registers, those of the chunk's end until all products have read them.
 
-    Tiles that no product reads go straight to registers. Where nothing but a decay moves the weights, the chunk before is copied into
-    every tile that has been read for the last time; a link or a mass needs the room for the weights once more.
+    Tiles that no product reads go straight to registers. The chunk before is copied into every tile that has been read for the last
+    time, but where a link needs the room for W2 once more, or a mass for the weights before and after the first token.
 
     With a link, O = s Z A is seen through a norm that no scale moves, but for its epsilon: <dO, O> = r (<f, x> + <g, u1>) - <g, u1> a
     token, r = epsilon / std^2, and s receives (r (<f, x> + <g, u1>) - <g', u1>) / s, where g' is g without da A.
     """
     DOT: gl.constexpr = k_ptr.dtype.element_ty
     PLAIN: gl.constexpr = LINK == 0 and MASS1 == 0
+    AHEAD: gl.constexpr = MASS1 == 0
     EC: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[8, 1], instr_shape=[16, 64, 16])
     CD: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 2], instr_shape=[16, 32, 16])
     LEFT: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=EC, k_width=2)
@@ -158,10 +159,11 @@ def scan_backward_resident(
             )
     dw1_room.index(0).slice(0, 128).store(dw1a.to(DOT))
     dw1_room.index(0).slice(128, 128).store(dw1b.to(DOT))
-    if PLAIN:
-        wide, begin, count = ((chunk0 + chunks - 1) * H + head) * E * 64, first + (chunks - 1) * 64, length - (chunks - 1) * 64
-        rows = gl.where(chunks > 0, E, 0)
-        fetch(slope_room.index(0), slope_ptr + wide, 0, rows, 64, 64, LINES)
+    if AHEAD:
+        wide, begin = ((chunk0 + chunks - 1) * H + head) * E * 64, first + (chunks - 1) * 64
+        rows, count = gl.where(chunks > 0, E, 0), gl.where(chunks > 0, length - (chunks - 1) * 64, 0)
+        if PLAIN:
+            fetch(slope_room.index(0), slope_ptr + wide, 0, rows, 64, 64, LINES)
         fetch(curve_room.index(0), curve_ptr + wide, 0, rows, 64, 64, LINES)
         fetch(z_room.index(0), z_ptr + wide, 0, rows, 64, 64, LINES)
         fetch(late_k_room.index(0), late_k_ptr + head * D, begin, count, stride, D, LINES)
@@ -177,6 +179,8 @@ def scan_backward_resident(
         begin, count = first + n * 64, length - n * 64
         if not PLAIN:
             fetch(afresh(slope_room), slope_ptr + wide, 0, E, 64, 64, LINES)
+            async_copy.commit_group()
+        if not AHEAD:
             fetch(afresh(curve_room), curve_ptr + wide, 0, E, 64, 64, LINES)
             fetch(afresh(late_k_room), late_k_ptr + head * D, begin, count, stride, D, LINES)
             async_copy.commit_group()
@@ -250,7 +254,6 @@ def scan_backward_resident(
             fetch(afresh(w1_room), move2_ptr + slot, 0, E, D, D, LINES)
             async_copy.commit_group()
             fetch(afresh(slope_room), slope_ptr + wide - H * E * 64, 0, rows, 64, 64, LINES)
-            fetch(afresh(late_u1_room), late_u1_ptr + head * D, begin - 64, tokens, stride, D, LINES)
             async_copy.commit_group()
             async_copy.wait_group(2)
         else:
@@ -272,12 +275,18 @@ def scan_backward_resident(
         dw1b = warpgroup_mma(z_s.slice(128, 128), do_s, dw1b)
         dw2a, dw2b = kept * dw2a, kept * dw2b
         gl.thread_barrier()
-        curve_s, k_s = afresh(curve_room), afresh(k_room)
-        if PLAIN:
+        curve_s, k_s, dw2_s = afresh(curve_room), afresh(k_room), afresh(w1_room)
+        if not PLAIN:
+            dw2_s = afresh(da_room)
+            fetch(dw2_s, move2_ptr + slot, 0, E, D, D, LINES)
+            async_copy.commit_group()
+        if AHEAD:
             fetch(afresh(z_room), z_ptr + wide - H * E * 64, 0, rows, 64, 64, LINES)
             fetch(afresh(u1_room), u1_ptr + head * D, begin - 64, tokens, stride, D, LINES)
             fetch(afresh(late_k_room), late_k_ptr + head * D, begin - 64, tokens, stride, D, LINES)
+            fetch(afresh(late_u1_room), late_u1_ptr + head * D, begin - 64, tokens, stride, D, LINES)
             async_copy.commit_group()
+        if PLAIN:
             dw2a = warpgroup_mma(curve_s.slice(0, 128), k_s, dw2a)
             dw2b = warpgroup_mma(curve_s.slice(128, 128), k_s, dw2b)
             gl.thread_barrier()
@@ -286,15 +295,10 @@ def scan_backward_resident(
             async_copy.commit_group()
             async_copy.wait_group(3)
             gl.thread_barrier()
-            dw2_s = afresh(w1_room)
             dw2a += dw2_s.slice(0, 128).load(EC).to(gl.float32)
             dw2b += dw2_s.slice(128, 128).load(EC).to(gl.float32)
-        else:
-            dw2_s = afresh(da_room)
-            fetch(dw2_s, move2_ptr + slot, 0, E, D, D, LINES)
-            async_copy.commit_group()
         if LINK > 0:
-            async_copy.wait_group(1)
+            async_copy.wait_group(2)
             gl.thread_barrier()
             dw1_s, w1_s, w2_s = afresh(dw1_room), afresh(w1_room), afresh(slope_room)
             norms, arrived = norms_ptr + ((number + row) * H + head) * 2, dscale_ptr + (number * H + head) * 5
@@ -307,7 +311,11 @@ def scan_backward_resident(
             dw2b, share_b = own_move(dw2b, curve_s.slice(128, 128), k_s, w2_s.slice(128, 128), scale2, EC)
             ds2 = gl.load(arrived + 3) + gl.load(arrived - H * 5 + 4, mask=n > 0, other=0.0)
             steep2 = steep(gl.sum(share_a + share_b, 0) + ds2, norm2, LINK, FLOOR)
-            async_copy.wait_group(0)
+            gl.thread_barrier()
+            fetch(afresh(curve_room), curve_ptr + wide - H * E * 64, 0, rows, 64, 64, LINES)
+            fetch(afresh(k_room), k_ptr + head * D, begin - 64, tokens, stride, D, LINES)
+            async_copy.commit_group()
+            async_copy.wait_group(2)
             gl.thread_barrier()
             dw2a = moved(dw2a, dw2_s.slice(0, 128), w2_s.slice(0, 128), steep2, 1 / norm2, LINK, EC)
             dw2b = moved(dw2b, dw2_s.slice(128, 128), w2_s.slice(128, 128), steep2, 1 / norm2, LINK, EC)
