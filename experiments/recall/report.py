@@ -67,7 +67,7 @@ def text_of(section: Section) -> str:
     """A section of the page."""
     task, size, settings = section.task, section.size, section.settings
     bodies = [result["parameters"]["body"] for entry in section.entries.values() for result in entry.best]
-    said = f"""{size["depth"]} layers of {size["width"]} channels, {size["heads"]} heads, at most {settings["steps"]} steps of
+    said = f"""{size["depth"]} layers of {size["width"]} channels, heads: {size["heads"]}, at most {settings["steps"]} steps of
         {settings["rows"]} sequences, {settings["precision"]}. Chance is {100 * task.chance:.2g} %; solved is
         {100 * task.solved:g} % on the sequences of a check. Parameters without embeddings differ by
         {100 * (max(bodies) / min(bodies) - 1):.1f} % at most."""
@@ -83,7 +83,7 @@ def wrapped(text: str) -> str:
     return textwrap.fill(" ".join(text.split()), 128)
 
 
-def page(results: list[Result], found: list[Section], pictures: dict[str, str]) -> str:
+def page(results: list[Result], found: list[Section], pictures: dict[str, str], command: str) -> str:
     """The page."""
     made = sorted(
         {f"commit {r['commit']}, {r['date']}, torch {r['versions']['torch']}, {r['device']}, `{r['command']}`" for r in results}
@@ -94,7 +94,7 @@ def page(results: list[Result], found: list[Section], pictures: dict[str, str]) 
         behind it longer or harder sequences, the mean over seeds."""
     parts = [
         "# Recall laboratory: results",
-        "Made by `python experiments/recall/report.py` from `experiments/recall/results.jsonl`; do not edit.",
+        f"Made by `{command}`; do not edit.",
         wrapped(introduction),
         *(f"![{words}]({name}.png)" for name, words in pictures.items()),
         *map(text_of, found),
@@ -108,6 +108,7 @@ def main() -> None:
     """The command."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--results", type=Path, nargs="+", default=[HERE / "results.jsonl"], help="files of results")
+    parser.add_argument("--name", default="recall", help="what the files are called (default recall)")
     parser.add_argument("--docs", type=Path, default=ROOT / "docs" / "results", help="the folder for page and pictures")
     given = parser.parse_args()
     results = read_results(given.results)
@@ -115,17 +116,19 @@ def main() -> None:
         parser.error(f"there are no results in {', '.join(map(str, given.results))}: run experiments/recall/run.py first")
     found = sections(results)
     longer, noisier = length_sections(found), noise_sections(found)
-    drawn = {"recall_overview": (overview(found), "Score of every model at every task")}
-    drawn["recall_curves"] = (curves(found), "Learning curves")
+    drawn = {"overview": (overview(found), "Score of every model at every task"), "curves": (curves(found), "Learning curves")}
     if longer:
-        drawn["recall_lengths"] = (readings(longer, "Read at up to 16 times the length of training"), "Score against length")
+        drawn["lengths"] = (readings(longer, "Read at up to 16 times the length of training"), "Score against length")
     if noisier:
-        drawn["recall_noise"] = (readings(noisier, "Read with fewer and more wrong presentations"), "Score against noise")
+        drawn["noise"] = (readings(noisier, "Read with fewer and more wrong presentations"), "Score against noise")
     given.docs.mkdir(parents=True, exist_ok=True)
     for name, (figure, _) in drawn.items():
-        save(figure, given.docs / name)
-    (given.docs / "recall.md").write_text(page(results, found, {name: words for name, (_, words) in drawn.items()}))
-    print(f"{len(results)} results; see {given.docs / 'recall.md'}")
+        save(figure, given.docs / f"{given.name}_{name}")
+    files = " ".join(f"experiments/recall/{path.name}" for path in given.results)
+    command = f"python experiments/recall/report.py --name {given.name} --results {files}"
+    path = given.docs / f"{given.name}.md"
+    path.write_text(page(results, found, {f"{given.name}_{name}": words for name, (_, words) in drawn.items()}, command))
+    print(f"{len(results)} results; see {path}")
 
 
 if __name__ == "__main__":
