@@ -88,7 +88,8 @@ class ShortConvolution(nn.Module):
     def forward(self, x: Tensor, window: Tensor, places: Places | None = None) -> tuple[Tensor, Tensor]:
         """``[B,T,C] -> [B,T,C]`` and the window ``[B,W-1,C]`` to go on with; the last tap acts on the token itself."""
         weight = self.weight.to(x.dtype)
-        if places is None:
+        # a compiler fuses the definition below by itself
+        if places is None and not torch.compiler.is_compiling():
             before = window.to(x.dtype)
             y: Tensor = Filtered.apply(x, before, weight)  # type: ignore[no-untyped-call]
             time, reach = x.shape[1], self.width - 1
