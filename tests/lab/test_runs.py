@@ -156,7 +156,7 @@ def test_what_cannot_end_in_time_is_left_and_next_time_not_begun(place, monkeypa
 def test_an_error_is_written_down_and_passed_over(place, monkeypatch):
     plan, out = load(place / "words"), "failed"
 
-    def broken(*_):
+    def broken(config, resume):
         raise RuntimeError("the device is on fire")
 
     monkeypatch.setattr(runs, "train_run", broken)
@@ -196,7 +196,6 @@ def test_the_page_is_made_of_the_results(done, tmp_path):
     drawn = pictures(plan, rows, tmp_path)
     text = page(plan, rows[:-1], drawn)
     assert {path.name for path in drawn} == {
-        "words-grid-curves.png",
         "words-main-curves.png",
         "words-main-places.png",
         "words-long-curves.png",
@@ -205,6 +204,8 @@ def test_the_page_is_made_of_the_results(done, tmp_path):
     main = rows[2]
     assert f"{main['valid']['bits_per_byte']:.3f}" in text and f"{main['reads'][0]['bits_per_byte']:.3f}" in text
     assert f"{main['reads'][1]['places'][-1]['bits_per_byte']:.3f}" in text and "| 32-64 |" in text
+    # where rates are tried, the better one is in bold
+    assert f"| gla | {rows[0]['valid']['bits_per_byte']:.3f} | **{rows[1]['valid']['bits_per_byte']:.3f}** |" in text
     assert "Do words rhyme?" in text and "It matters." in text and "![words-main-places](words-main-places.png)" in text
     assert "## Not run\n\n- `long-yaad-s0`" in text
     assert "Everything that was planned was run." in page(plan, rows, drawn)
@@ -228,6 +229,7 @@ def model():
     return MirasForCausalLM(MirasConfig.preset("gla-tiny")).eval()
 
 
+@torch.no_grad()
 def test_sliding_windows_predict_every_token_once(place, model):
     tokens = Tokens(place / "data" / "words", "test")
     row = sliding(model, tokens, 64)

@@ -41,6 +41,23 @@ def test_the_convolution_stops_at_a_sequences_start_and_goes_on_from_its_window(
         assert torch.allclose(y[:, a:b], want, atol=1e-14) and torch.equal(after[row : row + 1], end)
 
 
+@pytest.mark.parametrize("time", [1, 2, 3, 7])
+def test_the_convolution_has_the_gradients_of_its_definition(time):
+    """Of the tokens, of the window before them and of the taps, shorter than the window too; and the gradients of those."""
+    convolution = ShortConvolution(3, 4).double()
+    x, window = draw(2, time, 3).requires_grad_(), draw(2, 3, 3, seed=1).requires_grad_()
+
+    def filtered(x, window, weight):
+        return torch.func.functional_call(convolution, {"weight": weight}, (x, window))
+
+    y, after = filtered(x, window, convolution.weight)
+    seen = torch.cat([window, x], 1)
+    want = F.conv1d(seen.mT, convolution.weight[:, None], groups=3).mT
+    assert torch.allclose(y, want, atol=1e-14) and torch.equal(after, seen[:, time:])
+    assert torch.autograd.gradcheck(filtered, (x, window, convolution.weight))
+    assert torch.autograd.gradgradcheck(lambda *given: filtered(*given)[0], (x, window, convolution.weight))
+
+
 def test_the_shift_mixes_a_token_with_the_one_before():
     shift, x = TokenShift(2, 1), torch.tensor([[[1.0, 2.0], [3.0, 6.0]]])
     torch.nn.init.constant_(shift.mixture, 0.25)

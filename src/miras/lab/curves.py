@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..train.metrics import Line
-from .evidence import UNITS, Entry, entries, read_of, reads_of, unit_of
+from .evidence import UNITS, Entry, chooses, entries, long_reads, read_of, unit_of
 from .plan_file import Plan
 from .report import DEEP, MARKERS, SHALLOW
 
@@ -26,10 +26,10 @@ def pictures(plan: Plan, found: list[Line], folder: Path) -> list[Path]:
     drawn = []
     for stage in plan.stages:
         own = entries(plan, found, stage)[:MOST]
-        long = [name for name in reads_of(own) if "/long/" in name]
-        if any(row.get("valid_curve") and len(row["valid_curve"]) > 1 for one in own for row in one.rows):
+        curved = any(len(row.get("valid_curve") or ()) > 1 for one in own for row in one.rows)
+        if curved and not chooses(plan, stage):
             drawn.append(curve_picture(plan, stage, own, folder))
-        drawn += [place_picture(plan, stage, own, name, folder) for name in long[:1]]
+        drawn += [place_picture(plan, stage, own, name, folder) for name in long_reads(own)[:1]]
     return drawn
 
 
@@ -58,10 +58,11 @@ def place_picture(plan: Plan, stage: str, own: list[Entry], name: str, folder: P
         values = [statistics.fmean(read["places"][number][unit] for read in reads) for number in range(len(edges))]
         axes.plot(edges, values, label=entry.name, **style)
     axes.set_xscale("log", base=2)
-    for length in trained:
-        axes.axvline(length, color="black", linewidth=0.8, linestyle=":")
+    axes.xaxis.set_major_formatter("{x:g}")
     title = f"{plan.experiment}, {stage}: {name} (dotted: the length of training)"
     decorate(axes, title, "place in the window, up to", UNITS[unit])
+    for length in trained:
+        axes.axvline(length, color="black", linewidth=0.8, linestyle=":")
     return saved(figure, folder / f"{plan.experiment}-{stage}-places")
 
 

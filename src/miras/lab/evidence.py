@@ -93,7 +93,7 @@ def stage_table(plan: Plan, own: list[Entry]) -> Table:
         speed = entry.over_seeds(lambda row: row["tokens_per_second"] / 1e3)
         cells = [
             entry.name,
-            f"{size / 1e6:.1f}M" if size else ABSENT,
+            f"{size / 1e6:.3g}M" if size else ABSENT,
             f"{first['options'].get('optim.lr', 0):g}",
             str(len(entry.rows)),
             *(shown(values) for values in losses),
@@ -108,18 +108,50 @@ def stage_table(plan: Plan, own: list[Entry]) -> Table:
     return Table([*headings, "1000 tokens/s"], {"": ranked}, numeric=True)
 
 
+def stage_of(plan: Plan, picture: Path) -> str:
+    """The stage that a picture shows, by its name."""
+    return picture.stem.removeprefix(f"{plan.experiment}-").rpartition("-")[0]
+
+
+def chooses(plan: Plan, stage: str) -> bool:
+    """Whether a stage tries the same variants on several models and reads nothing: it chooses among them."""
+    own = plan.of_stage(stage)
+    return len({run.variant for run in own}) > 1 and not any(run.reads for run in own)
+
+
+def choice_table(plan: Plan, found: list[Line], stage: str) -> Table:
+    """Validation of each model under each variant, the best in bold."""
+    latest = results.latest(found)
+    variants = list(dict.fromkeys(run.variant for run in plan.of_stage(stage)))
+    table = []
+    for model in dict.fromkeys(run.model for run in plan.of_stage(stage)):
+        own = {run.variant: latest.get(run.name) for run in plan.of_stage(stage) if run.model == model}
+        bits = {name: valid(row) for name, row in own.items() if row is not None and row["status"] == "finished"}
+        best = min((value for value in bits.values() if value is not None), default=None)
+        cells = []
+        for name in variants:
+            row, value = own.get(name), bits.get(name)
+            text = ABSENT if row is None else row["status"] if value is None else f"{value:.3f}"
+            cells.append(f"**{text}**" if value is not None and value == best else text)
+        table.append([model, *cells])
+    return Table(["model, valid bits/byte", *variants], {"": table}, numeric=True)
+
+
 def valid(row: Line) -> float | None:
     """The last validation."""
     return row["valid"]["bits_per_byte"] if row.get("valid") else None
 
 
-def place_table(plan: Plan, own: list[Entry], name: str) -> Table | None:
-    """The loss by place in long windows, a column a stretch; None where no run has it."""
+def long_reads(own: list[Entry]) -> list[str]:
+    """The reads that tell the loss by place."""
+    return [name for name in reads_of(own) if "/long/" in name]
+
+
+def place_table(plan: Plan, own: list[Entry], name: str) -> Table:
+    """The loss by place in long windows, a column a stretch."""
     unit = unit_of(plan)
     long = [(entry, [read for row in entry.rows if (read := read_of(row, name)) is not None]) for entry in own]
     long = [(entry, reads) for entry, reads in long if reads]
-    if not long:
-        return None
     edges = sorted({(place["from"], place["to"]) for _, reads in long for read in reads for place in read["places"]})
     table = []
     for entry, reads in long:
@@ -157,12 +189,11 @@ def page(plan: Plan, found: list[Line], pictures: list[Path]) -> str:
         own = entries(plan, found, stage)
         if not own:
             continue
-        parts += [f"## {stage}", f"{why[:1].upper()}{why[1:]}." if why else "", markdown(stage_table(plan, own))]
-        for name in reads_of(own):
-            table = place_table(plan, own, name)
-            if table is not None:
-                parts += [f"{UNITS[unit_of(plan)].capitalize()} by place, `{name}`:", markdown(table)]
-        parts += [f"![{picture.stem}]({picture.name})" for picture in pictures if f"-{stage}-" in f"{picture.stem}-"]
+        table = choice_table(plan, found, stage) if chooses(plan, stage) else stage_table(plan, own)
+        parts += [f"## {stage}", f"{why[:1].upper()}{why[1:]}." if why else "", markdown(table)]
+        for name in long_reads(own):
+            parts += [f"{UNITS[unit_of(plan)].capitalize()} by place, `{name}`:", markdown(place_table(plan, own, name))]
+        parts += [f"![{picture.stem}]({picture.name})" for picture in pictures if stage_of(plan, picture) == stage]
     left = missing(plan, found)
     parts += ["## Not run", "\n".join(left) if left else "Everything that was planned was run."]
     parts += ["## Where", "\n".join(f"- {line}" for line in places(found))]
@@ -173,6 +204,7 @@ def places(found: list[Line]) -> list[str]:
     """Machines, versions and commits of the results."""
     said = []
     for row in found:
-        versions = row.get("versions", {})
-        said.append(f"{row.get('device')}, torch {versions.get('torch')}, commit {str(row.get('commit'))[:12]}")
+        versions, commit = row.get("versions", {}), str(row.get("commit"))
+        changed = ", changed since" if commit.endswith("-changed") else ""
+        said.append(f"{row.get('device')}, torch {versions.get('torch')}, commit {commit[:12]}{changed}")
     return sorted(set(said))

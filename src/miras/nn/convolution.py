@@ -6,6 +6,7 @@ B batch, T time, C channels, W taps, R sequences, N tokens of a packed batch
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -38,6 +39,39 @@ def taps(x: Tensor, window: Tensor, places: Places | None) -> tuple[list[Tensor]
     return shifted, seen[after]
 
 
+class Filtered(torch.autograd.Function):
+    """y_t = sum_i w_i x_(t-i) over rows, the window standing before the first token: W passes over x, and nothing copied.
+
+    x ``[B,T,C]``, window ``[B,W-1,C]``, weight ``[C,W]``, its last tap for the token itself, all of one dtype.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, window: Tensor, weight: Tensor) -> Tensor:
+        ctx.save_for_backward(x, window, weight)
+        time, reach = x.shape[1], window.shape[1]
+        y = x * weight[:, reach]
+        for back in range(1, reach + 1):
+            inside = min(back, time)
+            y[:, back:].addcmul_(x[:, : time - inside], weight[:, reach - back])
+            y[:, :inside].addcmul_(window[:, reach - back : reach - back + inside], weight[:, reach - back])
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        x, window, weight = ctx.saved_tensors
+        time, reach = x.shape[1], window.shape[1]
+        to_x, to_window = gradient * weight[:, reach], torch.zeros_like(window)
+        taps = [(gradient * x).sum((0, 1))]
+        for back in range(1, reach + 1):
+            inside = min(back, time)
+            before = slice(reach - back, reach - back + inside)
+            to_x[:, : time - inside].addcmul_(gradient[:, back:], weight[:, reach - back])
+            to_window[:, before].addcmul_(gradient[:, :inside], weight[:, reach - back])
+            here = (gradient[:, back:] * x[:, : time - inside]).sum((0, 1))
+            taps.insert(0, here + (gradient[:, :inside] * window[:, before]).sum((0, 1)))
+        return to_x, to_window, torch.stack(taps, 1)
+
+
 class ShortConvolution(nn.Module):
     """y_t = sum_i w_i * x_(t-i), one filter a channel."""
 
@@ -53,9 +87,17 @@ class ShortConvolution(nn.Module):
 
     def forward(self, x: Tensor, window: Tensor, places: Places | None = None) -> tuple[Tensor, Tensor]:
         """``[B,T,C] -> [B,T,C]`` and the window ``[B,W-1,C]`` to go on with; the last tap acts on the token itself."""
-        shifted, window = taps(x, window, places)
         weight = self.weight.to(x.dtype)
-        y = sum((tap * weight[:, self.width - 1 - back] for back, tap in enumerate(shifted)), torch.zeros_like(x))
+        # a compiler fuses the definition below by itself
+        if places is None and not torch.compiler.is_compiling():
+            before = window.to(x.dtype)
+            y: Tensor = Filtered.apply(x, before, weight)  # type: ignore[no-untyped-call]
+            time, reach = x.shape[1], self.width - 1
+            return y, x[:, time - reach :] if time >= reach else torch.cat([before[:, time:], x], 1)
+        shifted, window = taps(x, window, places)
+        y = shifted[0] * weight[:, self.width - 1]
+        for back, tap in enumerate(shifted[1:], 1):
+            y = torch.addcmul(y, tap, weight[:, self.width - 1 - back])
         return y, window
 
 

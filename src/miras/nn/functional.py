@@ -13,18 +13,14 @@ EPS = 1e-6
 
 
 def unit_length(x: Tensor) -> Tensor:
-    """x / sqrt(||x||^2 + eps) over the channels."""
-    return scaled(x, torch.rsqrt((x * x).sum(-1, keepdim=True) + EPS))
+    """x / sqrt(||x||^2 + eps) over the channels: rms_norm over sqrt(D), which a GPU has fused; in the dtype of x under autocast too."""
+    width = x.shape[-1]
+    return F.rms_norm(x, (width,), eps=EPS / width).to(x.dtype) * width**-0.5
 
 
 def unit_scale(x: Tensor) -> Tensor:
     """x / sqrt(mean x^2 + eps) over the channels."""
-    return scaled(x, torch.rsqrt((x * x).mean(-1, keepdim=True) + EPS))
-
-
-def scaled(x: Tensor, factor: Tensor) -> Tensor:
-    """x * factor in the dtype of x: autocast on a GPU makes sums and roots float32, and a memory wants q, k and v alike."""
-    return x * factor.to(x.dtype)
+    return F.rms_norm(x, (x.shape[-1],), eps=EPS).to(x.dtype)
 
 
 def positive(x: Tensor) -> Tensor:

@@ -28,15 +28,20 @@ class Link(NamedTuple):
     inverse: Callable[[float, float], float]
 
 
+def scaled(x: Tensor, factor: float) -> Tensor:
+    """x times a number, which 1 need not be multiplied by: gates are as large as the tokens."""
+    return x if factor == 1 else factor * x
+
+
 LINKS: dict[str, Link] = {
     # a step or a momentum: limit * sigmoid(x)
-    "sigmoid": Link(lambda x, limit: limit * torch.sigmoid(x), lambda y, limit: logit(y / limit)),
+    "sigmoid": Link(lambda x, limit: scaled(torch.sigmoid(x), limit), lambda y, limit: logit(y / limit)),
     # a threshold: softplus(x)
     "softplus": Link(lambda x, limit: F.softplus(x), lambda y, limit: softplus_inverse(y)),
     # log alpha = -softplus(x); wanted values are -log alpha here and below
     "decay": Link(lambda x, limit: -F.softplus(x), lambda y, limit: softplus_inverse(y)),
     # log alpha = log sigmoid(x) / limit
-    "soft_decay": Link(lambda x, limit: F.logsigmoid(x) / limit, lambda y, limit: logit(math.exp(-y * limit))),
+    "soft_decay": Link(lambda x, limit: scaled(F.logsigmoid(x), 1 / limit), lambda y, limit: logit(math.exp(-y * limit))),
     # log alpha = -limit * sigmoid(x)
     "bounded_decay": Link(lambda x, limit: -limit * torch.sigmoid(x), lambda y, limit: logit(y / limit)),
     # limit + softplus(x), a learned constant
@@ -113,10 +118,14 @@ class Gate(nn.Module):
         x = F.linear(x if self.down is None else F.linear(x, self.down), self.up, self.bias)
         # a logarithm of nearly 1 needs more digits than bf16 has
         x = x if x.dtype == torch.float64 else x.float()
-        value = LINKS[self.recipe.link].value(x, self.recipe.limit)
+        # a step's limit and its unit are one factor
+        limit, unit = self.recipe.limit, self.unit
+        if self.recipe.link == "sigmoid":
+            limit, unit = limit * unit, 1.0
+        value = LINKS[self.recipe.link].value(x, limit)
         shape = (x.shape[0], x.shape[1] * self.pairs, self.heads)
         value = value.reshape(*shape) if self.width is None else value.reshape(*shape, self.width)
-        value = value * self.unit if self.unit != 1 else value
+        value = scaled(value, unit)
         if self.log_rate is None:
             return Made(value, value)
         rate = self.log_rate.to(x.dtype).exp()

@@ -1,0 +1,108 @@
+"""How large the gradients of small deep models are at the start, on text, up to 4096 tokens: plain and anchored retention.
+
+    python experiments/tame_start/gradients.py          # adds to gradients.jsonl beside this file
+    python experiments/tame_start/gradients.py --table  # docs/results/tame_gradients.md from what is there
+
+Three blocks of 4 heads of 64 channels read this project's licence, byte by byte; the norm of the gradient of the mean
+loss is taken over a block's parameters, the largest of the three. ``decay`` is -log alpha at the start.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import time
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from miras.hf import MirasConfig, MirasForCausalLM
+from miras.lab.provenance import provenance
+from miras.nn.gates import LINKS, Gate
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parents[1]
+MODELS = ("yaad", "titans_lmm", "moneta", "memora")
+LENGTHS = (1024, 2048, 4096)
+PAGE = ROOT / "docs" / "results" / "tame_gradients.md"
+
+
+def text() -> Tensor:
+    """The licence's first bytes, ``[1,T]``."""
+    return torch.tensor(list((ROOT / "LICENSE").read_bytes()[: max(LENGTHS)]))[None]
+
+
+def model_of(name: str, anchored: bool, decay: float) -> MirasForCausalLM:
+    """A small model whose decays start at one value."""
+    torch.manual_seed(0)
+    sizes = {"num_hidden_layers": 3, "hidden_size": 256, "num_attention_heads": 4, "intermediate_size": 512}
+    model = MirasForCausalLM(MirasConfig.preset(f"{name}{'-anchored' if anchored else ''}-small", **sizes))
+    for gate in model.modules():
+        if isinstance(gate, Gate) and gate.recipe.name == "log_alpha":
+            torch.nn.init.constant_(gate.bias, LINKS[gate.recipe.link].inverse(decay, gate.recipe.limit))
+    return model
+
+
+def norm(name: str, anchored: bool, decay: float, length: int) -> float:
+    """The largest norm of a block's gradient."""
+    model, ids = model_of(name, anchored, decay), text()[:, :length]
+    model(input_ids=ids, labels=ids).loss.backward()
+    blocks = [[p.grad.double().norm() for p in block.parameters() if p.grad is not None] for block in model.model.layers]
+    return max(float(torch.stack(norms).norm()) for norms in blocks)
+
+
+def measure(path: Path) -> None:
+    """Every setting that is not in the file yet."""
+    done = {tuple(row["setting"]) for row in map(json.loads, path.read_text().splitlines())} if path.exists() else set()
+    settings = [(n, a, d, t) for n in MODELS for a, d in ((False, 1e-3), (False, 1e-4), (True, 1e-3)) for t in LENGTHS]
+    for setting in settings:
+        if setting in done:
+            continue
+        began = time.monotonic()
+        found = norm(*setting)
+        row = {
+            "setting": setting,
+            "norm": found if math.isfinite(found) else None,
+            "seconds": round(time.monotonic() - began, 1),
+        }
+        with path.open("a") as file:
+            file.write(json.dumps(row | provenance()) + "\n")
+        print(*setting, f"{found:.1e}", flush=True)
+
+
+def table(path: Path) -> str:
+    """The page."""
+    rows = {tuple(row["setting"]): row["norm"] for row in map(json.loads, path.read_text().splitlines())}
+    lines = [
+        "# Gradients at the start",
+        "",
+        "Made by `python experiments/tame_start/gradients.py --table` from `experiments/tame_start/gradients.jsonl`:",
+        "three blocks of 4 heads of 64 channels on text, float32, the largest norm of a block's gradient, one seed.",
+        "",
+        f"| model | retention | decay | {' | '.join(f'{length} tokens' for length in LENGTHS)} |",
+        "|---" * (3 + len(LENGTHS)) + "|",
+    ]
+    for name, anchored, decay in dict.fromkeys(key[:3] for key in rows):
+        found = [rows.get((name, anchored, decay, length)) for length in LENGTHS]
+        cells = " | ".join("overflow" if value is None else f"{value:.1e}" for value in found)
+        lines.append(f"| {name} | {'anchored' if anchored else 'plain'} | {decay:g} | {cells} |")
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    """Measure, or write the page."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--results", type=Path, default=HERE / "gradients.jsonl")
+    parser.add_argument("--table", action="store_true", help="write the page instead of measuring")
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    if given.table:
+        PAGE.write_text(table(given.results))
+    else:
+        measure(given.results)
+
+
+if __name__ == "__main__":
+    main()
