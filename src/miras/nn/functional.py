@@ -13,9 +13,13 @@ EPS = 1e-6
 
 
 def unit_length(x: Tensor) -> Tensor:
-    """x / sqrt(||x||^2 + eps) over the channels: rms_norm over sqrt(D), which a GPU has fused; in the dtype of x under autocast too."""
+    """x / sqrt(||x||^2 + eps) over the channels: rms_norm over sqrt(D), which a GPU has fused.
+
+    It stays in the dtype of x under autocast too, since a memory wants q, k and v alike.
+    """
     width = x.shape[-1]
-    return F.rms_norm(x, (width,), eps=EPS / width).to(x.dtype) * width**-0.5
+    scaled: Tensor = F.rms_norm(x, (width,), eps=EPS / width).to(x.dtype) * width**-0.5
+    return scaled
 
 
 def unit_scale(x: Tensor) -> Tensor:
