@@ -79,8 +79,8 @@ class Recipe:
 RANK = 32
 STEP = GateRecipe(name="eta", link="sigmoid", channelwise=True, rank=RANK, start=0.1)
 DECAY = GateRecipe(name="log_alpha", link="decay", channelwise=True, rank=RANK, start=1e-3)
-# what decays towards zero takes ever larger relative steps: at 1e-3 the gradients of a deep memory explode within 4096 tokens
-UNANCHORED_DECAY = 1e-4
+# weights that shrink take ever larger relative steps: at 1e-3 the gradients of a deep memory explode within 4096 tokens of text
+DEEP_DECAY = dataclasses.replace(DECAY, start=1e-4)
 THRESHOLD = GateRecipe(name="delta", link="softplus", channelwise=True, rank=RANK, start=4.0)
 MOMENTUM = GateRecipe(name="mu", link="sigmoid", start=0.5)
 RATE = GateRecipe(name="eta", link="sigmoid")
@@ -149,11 +149,11 @@ RECIPES: dict[str, Recipe] = {
     "ttt_mlp": Recipe(
         gates=(one_a_head(STEP),), convolution=None, silu=False, treatment="unit length", rope=1e4, output_gate=None
     ),
-    "titans_lmm": Recipe(gates=(STEP, MOMENTUM, one_a_head(DECAY))),
+    "titans_lmm": Recipe(gates=(STEP, MOMENTUM, one_a_head(DEEP_DECAY))),
     # the gradient 3 e^2 of its l3 bias is about three times that of l2, so its step starts at a third
-    "moneta": Recipe(gates=(dataclasses.replace(STEP, start=0.03), DECAY)),
-    "yaad": Recipe(gates=(STEP, DECAY, THRESHOLD)),
-    "memora": Recipe(gates=(STEP, DECAY)),
+    "moneta": Recipe(gates=(dataclasses.replace(STEP, start=0.03), DEEP_DECAY)),
+    "yaad": Recipe(gates=(STEP, DEEP_DECAY, THRESHOLD)),
+    "memora": Recipe(gates=(STEP, DEEP_DECAY)),
 }
 
 DEFAULTS = {gate.name: gate for gate in (STEP, DECAY, THRESHOLD, MOMENTUM, RIDGE)}
@@ -170,16 +170,16 @@ def recipe_of(spec: Spec) -> Recipe:
 
 
 def _tame(spec: Spec, gate: GateRecipe) -> GateRecipe:
-    """A deep memory that nothing draws back to its first weights starts by forgetting little."""
-    deep = isinstance(spec.memory, MLP) and not spec.retention.anchored
-    own = gate.name == "log_alpha" and gate.start == DECAY.start
-    return dataclasses.replace(gate, start=UNANCHORED_DECAY) if deep and own else gate
+    """A deep memory that is drawn back to its first weights does not shrink, and may forget from the start."""
+    return dataclasses.replace(gate, start=DECAY.start) if gate.start == DEEP_DECAY.start and spec.retention.anchored else gate
 
 
 def _default(spec: Spec, need: GateNeed) -> GateRecipe:
     """What a gate is made of when no paper says so: relative steps for weights that are learned, rates up to 1 from zero."""
     if need.name == "eta" and isinstance(spec.memory, Matrix) and not learns_start(spec):
         return RATE
+    if need.name == "log_alpha" and isinstance(spec.memory, MLP):
+        return DEEP_DECAY
     if need.name == "log_beta":
         return dataclasses.replace(DECAY, name="log_beta")
     return DEFAULTS[need.name]  # type: ignore[index]
