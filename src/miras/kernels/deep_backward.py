@@ -128,7 +128,7 @@ def backward(
         saved.slow, saved.slow_k, saved.slow_u1, sigma, grown_end, own.push1, own.push2, own.dspeed1, own.dspeed2,
     )  # fmt: skip
     if say.scan_backward_resident and momentum is not None:
-        from .resident_momentum import scan_backward_momentum
+        from .resident_momentum_backward import scan_backward_momentum
 
         scan_backward_momentum[programs](*arguments, *pushes, *places, *sizes, num_warps=8)
     elif say.scan_backward_resident:

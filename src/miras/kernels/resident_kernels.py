@@ -18,27 +18,10 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared,
 
 from .links import scale_of
 from .resident_lead import GAIN, SHIFT, fetch_lead, fetch_vector, lead_resident
+from .resident_momentum import begin_speed, carry
 from .resident_norms import state_norms
 from .resident_tiles import add2, fetch, half, keep, put
 from .tiles import gelu_slope
-
-
-@gluon.jit
-def begin_speed(last_ptr, speed_ptr, D: gl.constexpr, E: gl.constexpr, L: gl.constexpr):
-    """The momentum where the scan keeps it: beside the weights there is no room for it in registers."""
-    keep(last_ptr, half(speed_ptr, 0, D, E, L), 0, D, E, L)
-    keep(last_ptr, half(speed_ptr, 128, D, E, L), 128, D, E, L)
-
-
-@gluon.jit
-def carry(w, last_ptr, before_s, x, y_s, carried, grown, start: gl.constexpr, D: gl.constexpr, E: gl.constexpr, L: gl.constexpr):
-    """W + carried S of one half; S becomes grown S + x y, and what it was goes to ``before_s``."""
-    s = half(last_ptr, start, D, E, L)
-    before_s.slice(start, 128).store(s.to(before_s.dtype))
-    w += carried * s
-    s = warpgroup_mma(x, y_s, grown * s)
-    keep(last_ptr, s, start, D, E, L)
-    return w
 
 
 @gluon.jit
@@ -111,8 +94,9 @@ def scan_resident(
         # the difference is zero, but the compiler does not know: else it keeps a running address for every tensor and spills
         n = step + gl.load(first_ptr + row) - first
         number = chunk0 + n
-        # likewise for the addresses in shared memory
+        # likewise, where there is more to do, for what does not change from chunk to chunk, addresses in shared memory included
         place = (n - step).to(gl.int32) if MOMENTUM or LINK > 0 or MASS1 > 0 else 0
+        head_n, base_n = head + place, base + place * 64
         w1_s, w2_s, z_s, slope_s = w1_at.index(place), w2_at.index(place), z_at.index(place), slope_at.index(place)
         k_s, v_s, late_s, late_k_s = k_at.index(place), v_at.index(place), late_at.index(place), late_k_at.index(place)
         u1_s, late_u1_s = u1_at.index(place), late_u1_at.index(place)
@@ -121,7 +105,7 @@ def scan_resident(
             # the last chunk's momentum has left the place of W2
             gl.thread_barrier()
         if MASS1 > 0:
-            own = (number * H + head) * E * D
+            own = (number * H + head_n) * E * D
             async_copy.wait_group(1)
             w1_s.slice(0, 128).store(w1a.to(DOT))
             w1_s.slice(128, 128).store(w1b.to(DOT))
@@ -131,29 +115,29 @@ def scan_resident(
             put(before1_ptr + own, w1_s, E, D, LINES)
             put(before2_ptr + own, w2_s, E, D, LINES)
             w1a, w1b, w2a, w2b = lead_resident(
-                w1a, w1b, w2a, w2b, token_s, log_anchor1_ptr + base, log_anchor2_ptr + base, lead_o_ptr + (number * H + head) * D,
+                w1a, w1b, w2a, w2b, token_s, log_anchor1_ptr + base_n, log_anchor2_ptr + base_n, lead_o_ptr + (number * H + head_n) * D,
                 D, E, BIAS, P, HAS_DELTA, ANCHORED, MASS1, MASS2, EC,
             )
             gl.thread_barrier()
         if LINK > 0:
             norm1, norm2 = state_norms(w1a, w1b, w2a, w2b, LINK, FLOOR)
-            gl.store(norms_ptr + ((number + row) * H + head) * 2, norm1)
-            gl.store(norms_ptr + ((number + row) * H + head) * 2 + 1, norm2)
+            gl.store(norms_ptr + ((number + row) * H + head_n) * 2, norm1)
+            gl.store(norms_ptr + ((number + row) * H + head_n) * 2 + 1, norm2)
             scale1, scale2 = scale_of(norm1, LINK), scale_of(norm2, LINK)
         w1_s.slice(0, 128).store(w1a.to(DOT))
         w1_s.slice(128, 128).store(w1b.to(DOT))
         w2_s.slice(0, 128).store(w2a.to(DOT))
         w2_s.slice(128, 128).store(w2b.to(DOT))
         if (n + 1) * 64 > length:
-            keep(tail1_ptr + base, w1a, 0, D, E, EC)
-            keep(tail1_ptr + base, w1b, 128, D, E, EC)
-            keep(tail2_ptr + base, w2a, 0, D, E, EC)
-            keep(tail2_ptr + base, w2b, 128, D, E, EC)
+            keep(tail1_ptr + base_n, w1a, 0, D, E, EC)
+            keep(tail1_ptr + base_n, w1b, 128, D, E, EC)
+            keep(tail2_ptr + base_n, w2a, 0, D, E, EC)
+            keep(tail2_ptr + base_n, w2b, 128, D, E, EC)
         async_copy.wait_group(0)
         fence_async_shared()
         gl.thread_barrier()
-        put(starts1_ptr + (number * H + head) * E * D, w1_s, E, D, LINES)
-        put(starts2_ptr + (number * H + head) * E * D, w2_s, E, D, LINES)
+        put(starts1_ptr + (number * H + head_n) * E * D, w1_s, E, D, LINES)
+        put(starts2_ptr + (number * H + head_n) * E * D, w2_s, E, D, LINES)
         for i in gl.static_range(2):
             h = warpgroup_mma(w2_s.slice(i * 128, 128), k_s.permute((1, 0)), gl.zeros([128, 64], gl.float32, EC), use_acc=False)
             if LINK > 0:
@@ -167,8 +151,8 @@ def scan_resident(
         if LINK > 0:
             o *= scale1
         there = ((n * 64 + t) < length)[:, None] & (j < D)[None, :]
-        gain = gl.load(gain_ptr + head * D + j, mask=j < D, other=0.0)[None, :]
-        shift = gl.load(shift_ptr + head * D + j, mask=j < D, other=0.0)[None, :]
+        gain = gl.load(gain_ptr + head_n * D + j, mask=j < D, other=0.0)[None, :]
+        shift = gl.load(shift_ptr + head_n * D + j, mask=j < D, other=0.0)[None, :]
         if MASS1 > 0:
             # weights that are all positive give a mean far above the deviations from it: those are squared by themselves
             away = gl.where((j < D)[None, :], o - (gl.sum(o, 1) / D)[:, None], 0.0)
@@ -190,7 +174,7 @@ def scan_resident(
         late_u1 = (-late_s.load(CD).to(gl.float32) * u1).to(DOT)
         u1_s.store(u1.to(DOT))
         late_u1_s.store(late_u1)
-        out = (first + n * 64 + t)[:, None] * stride + head * D + j[None, :]
+        out = (first + n * 64 + t)[:, None] * stride + head_n * D + j[None, :]
         gl.store(u1_ptr + out, u1.to(DOT), mask=there)
         gl.store(late_u1_ptr + out, late_u1, mask=there)
         gl.store(o_ptr + out, o.to(DOT), mask=there)
@@ -202,59 +186,61 @@ def scan_resident(
         gl.thread_barrier()
         ahead = first + (n + 1) * 64
         left = length - (n + 1) * 64
-        fetch(k_s, k_ptr + head * D, ahead, left, stride, D, LINES)
-        fetch(v_s, v_ptr + head * D, ahead, left, stride, D, LINES)
-        fetch(late_s, late_ptr + head * D, ahead, left, stride, D, LINES)
+        fetch(k_s, k_ptr + head_n * D, ahead, left, stride, D, LINES)
+        fetch(v_s, v_ptr + head_n * D, ahead, left, stride, D, LINES)
+        fetch(late_s, late_ptr + head_n * D, ahead, left, stride, D, LINES)
         if HAS_DELTA:
-            fetch(delta_s, delta_ptr + head * D, ahead, left, stride, D, SINGLES)
+            fetch(delta_s, delta_ptr + head_n * D, ahead, left, stride, D, SINGLES)
         if MOMENTUM:
-            fetch(slow_s, slow_ptr + head * D, ahead, left, stride, D, LINES)
+            fetch(slow_s, slow_ptr + head_n * D, ahead, left, stride, D, LINES)
         if MASS1 > 0:
             fetch_lead(
-                token_s, lead_k_ptr, lead_v_ptr, lead_eta_ptr, lead_log_ptr, lead_delta_ptr, ((number + 1) * H + head) * D, left > 0, D, HAS_DELTA,
+                token_s, lead_k_ptr, lead_v_ptr, lead_eta_ptr, lead_log_ptr, lead_delta_ptr, ((number + 1) * H + head_n) * D, left > 0, D, HAS_DELTA,
             )
         async_copy.commit_group()
-        kept = gl.load(kept_ptr + (number * H + head) * D + d, mask=d < D, other=0.0)[None, :]
+        kept = gl.load(kept_ptr + (number * H + head_n) * D + d, mask=d < D, other=0.0)[None, :]
         w1a, w2a = kept * w1a, kept * w2a
         w1b, w2b = kept * w1b, kept * w2b
         if ANCHORED:
-            w1a += (1 - kept) * half(anchor1_ptr + base, 0, D, E, EC)
-            w1b += (1 - kept) * half(anchor1_ptr + base, 128, D, E, EC)
-            w2a += (1 - kept) * half(anchor2_ptr + base, 0, D, E, EC)
-            w2b += (1 - kept) * half(anchor2_ptr + base, 128, D, E, EC)
+            w1a += (1 - kept) * half(anchor1_ptr + base_n, 0, D, E, EC)
+            w1b += (1 - kept) * half(anchor1_ptr + base_n, 128, D, E, EC)
+            w2a += (1 - kept) * half(anchor2_ptr + base_n, 0, D, E, EC)
+            w2b += (1 - kept) * half(anchor2_ptr + base_n, 128, D, E, EC)
         if MOMENTUM:
             # what is not read any more makes room for the momentum at this chunk's start: w2_s, and slope_s half by half
-            carried = gl.load(sigma_ptr + (number * H + head) * 64 + 63)
-            grown = gl.load(grown_end_ptr + number * H + head)
-            w1a = carry(w1a, last1_ptr + base, w2_s, z_s.slice(0, 128), slow_u1_s, carried, grown, 0, D, E, EC)
+            carried = gl.load(sigma_ptr + (number * H + head_n) * 64 + 63)
+            grown = gl.load(grown_end_ptr + number * H + head_n)
+            w1a = carry(w1a, last1_ptr + base_n, w2_s, z_s.slice(0, 128), slow_u1_s, carried, grown, 0, D, E, EC)
         w1a = warpgroup_mma(z_s.slice(0, 128), late_u1_s, w1a)
         if MOMENTUM:
-            w1b = carry(w1b, last1_ptr + base, w2_s, z_s.slice(128, 128), slow_u1_s, carried, grown, 128, D, E, EC)
+            w1b = carry(w1b, last1_ptr + base_n, w2_s, z_s.slice(128, 128), slow_u1_s, carried, grown, 128, D, E, EC)
         w1b = warpgroup_mma(z_s.slice(128, 128), late_u1_s, w1b)
         a = warpgroup_mma(w1_s.slice(0, 128), u1_s.permute((1, 0)), gl.zeros([128, 64], gl.float32, EC), use_acc=False)
         if LINK > 0:
             a *= scale1
         u2 = gl.convert_layout((slope_s.slice(0, 128).load(EC).to(gl.float32) * a).to(DOT), LEFT)
         if MOMENTUM:
-            w2a = carry(w2a, last2_ptr + base, slope_s, u2, slow_k_s, carried, grown, 0, D, E, EC)
+            w2a = carry(w2a, last2_ptr + base_n, slope_s, u2, slow_k_s, carried, grown, 0, D, E, EC)
         w2a = warpgroup_mma(u2, late_k_s, w2a)
         a = warpgroup_mma(w1_s.slice(128, 128), u1_s.permute((1, 0)), gl.zeros([128, 64], gl.float32, EC), use_acc=False)
         if LINK > 0:
             a *= scale1
         u2 = gl.convert_layout((slope_s.slice(128, 128).load(EC).to(gl.float32) * a).to(DOT), LEFT)
         if MOMENTUM:
-            w2b = carry(w2b, last2_ptr + base, slope_s, u2, slow_k_s, carried, grown, 128, D, E, EC)
+            w2b = carry(w2b, last2_ptr + base_n, slope_s, u2, slow_k_s, carried, grown, 128, D, E, EC)
         w2b = warpgroup_mma(u2, late_k_s, w2b)
         gl.thread_barrier()
-        fetch(late_k_s, late_k_ptr + head * D, ahead, left, stride, D, LINES)
+        fetch(late_k_s, late_k_ptr + head_n * D, ahead, left, stride, D, LINES)
         if MOMENTUM:
-            fetch(slow_k_s, slow_k_ptr + head * D, ahead, left, stride, D, LINES)
+            fetch(slow_k_s, slow_k_ptr + head_n * D, ahead, left, stride, D, LINES)
         async_copy.commit_group()
         if MOMENTUM:
-            put(speeds1_ptr + (number * H + head) * E * D, w2_s, E, D, LINES)
-            put(speeds2_ptr + (number * H + head) * E * D, slope_s, E, D, LINES)
+            put(speeds1_ptr + (number * H + head_n) * E * D, w2_s, E, D, LINES)
+            put(speeds2_ptr + (number * H + head_n) * E * D, slope_s, E, D, LINES)
     async_copy.wait_group(0)
     if LINK > 0:
+        # every thread's copies have arrived before shared memory is used for other things
+        gl.thread_barrier()
         norm1, norm2 = state_norms(w1a, w1b, w2a, w2b, LINK, FLOOR)
         gl.store(norms_ptr + ((chunk0 + chunks + row) * H + head) * 2, norm1)
         gl.store(norms_ptr + ((chunk0 + chunks + row) * H + head) * 2 + 1, norm2)

@@ -16,7 +16,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy
 
 from .lead import LOWEST
-from .resident_tiles import half
+from .resident_tiles import exp2, half, log2
 from .tiles import gelu_slope
 
 LOG2_E = gl.constexpr(1.4426950408889634)
@@ -30,18 +30,6 @@ DECAY = gl.constexpr(3)
 THRESHOLD = gl.constexpr(4)
 GAIN = gl.constexpr(5)
 SHIFT = gl.constexpr(6)
-
-
-@gluon.jit
-def log2(x):
-    """The hardware's logarithm, good to 2^-22."""
-    return gl.inline_asm_elementwise("lg2.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=gl.float32, is_pure=True, pack=1)
-
-
-@gluon.jit
-def exp2(x):
-    """The hardware's exponential, good to 2^-22."""
-    return gl.inline_asm_elementwise("ex2.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=gl.float32, is_pure=True, pack=1)
 
 
 @gluon.jit

@@ -12,7 +12,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from .links import power
-from .resident_tiles import add2
+from .resident_tiles import add2, exp2, log2
 
 
 @gluon.jit
@@ -24,13 +24,22 @@ def larger2(a, b, c, d):
 @gluon.jit
 def row_largest(a, b):
     """The largest entry of each row of both halves."""
-    return gl.maximum(gl.max(gl.abs(a), 1), gl.max(gl.abs(b), 1))
+    return gl.max(gl.maximum(gl.abs(a), gl.abs(b)), 1)
+
+
+@gluon.jit
+def quick_power(x, Q: gl.constexpr):
+    """x^q for x >= 0: the hardware's logarithm of 0 is -inf, and its exponential of that 0."""
+    if Q == 3.0 or Q == 4.0:
+        return power(x, Q)
+    else:
+        return exp2(Q * log2(x))
 
 
 @gluon.jit
 def row_powers(a, b, share, Q: gl.constexpr):
     """Each row's sum of powers relative to the largest entry of all, which neither under- nor overflows."""
-    return gl.sum(power(gl.abs(a) * share, Q), 1) + gl.sum(power(gl.abs(b) * share, Q), 1)
+    return gl.sum(quick_power(gl.abs(a) * share, Q) + quick_power(gl.abs(b) * share, Q), 1)
 
 
 @gluon.jit

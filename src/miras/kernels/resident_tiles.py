@@ -1,4 +1,4 @@
-"""What the Gluon kernels share: sums of several numbers, tiles between global and shared memory, halves of a weight in registers.
+"""What the Gluon kernels share: sums of several numbers, the hardware's logarithm, tiles between global and shared memory, halves of a weight in registers.
 
 C = 64 tokens of a chunk, D channels (64 with padding), E hidden channels (256 with padding)
 """
@@ -54,3 +54,15 @@ def keep(ptr, value, start: gl.constexpr, D: gl.constexpr, E: gl.constexpr, L: g
     """Write them."""
     e, d = start + gl.arange(0, 128, layout=gl.SliceLayout(1, L)), gl.arange(0, 64, layout=gl.SliceLayout(0, L))
     gl.store(ptr + e[:, None] * D + d[None, :], value, mask=(e < E)[:, None] & (d < D)[None, :])
+
+
+@gluon.jit
+def log2(x):
+    """The hardware's logarithm, good to 2^-22."""
+    return gl.inline_asm_elementwise("lg2.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=gl.float32, is_pure=True, pack=1)
+
+
+@gluon.jit
+def exp2(x):
+    """The hardware's exponential, good to 2^-22."""
+    return gl.inline_asm_elementwise("ex2.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=gl.float32, is_pure=True, pack=1)
