@@ -14,8 +14,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from .lead import LOWEST
-from .resident_lead import log2
-from .resident_tiles import half, keep
+from .resident_tiles import half, keep, log2
 from .tiles import gelu_curve
 
 # where each vector of channels lies in shared memory
@@ -71,11 +70,13 @@ def kept_share(
     START: gl.constexpr, D: gl.constexpr, E: gl.constexpr, ANCHORED: gl.constexpr, L: gl.constexpr,
 ):
     """dl (log W - log A_0); the anchor's own gradient takes in (1 - alpha) dl."""
+    if ANCHORED:
+        lost = 1 - across(vectors_s, ALPHA, L)
+        keep(dlog_anchor_ptr, half(dlog_anchor_ptr, START, D, E, L) + lost * dl, START, D, E, L)
+        gl.thread_barrier()
     log = 0.6931471805599453 * log2(gl.maximum(w_s.slice(START, 128).load(L).to(gl.float32), LOWEST))
     if ANCHORED:
         log -= half(log_anchor_ptr, START, D, E, L)
-        lost = 1 - across(vectors_s, ALPHA, L)
-        keep(dlog_anchor_ptr, half(dlog_anchor_ptr, START, D, E, L) + lost * dl, START, D, E, L)
         gl.thread_barrier()
     return dl * log
 
