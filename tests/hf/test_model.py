@@ -315,7 +315,7 @@ def test_transformers_leaves_the_parts_that_know_how_they_start_alone(name):
     for gate_name, gate in mixer.gates.items():
         if gate_name in ("eta", "log_alpha", "delta", "mu") and not isinstance(gate.recipe.start, tuple):
             with torch.no_grad():
-                value = gate(torch.zeros(1, 1, 64)) / gate.unit
+                value = gate(torch.zeros(1, 1, 64)).value / gate.unit
             assert value.abs().mean().item() == pytest.approx(gate.recipe.start, rel=1e-3)
     assert all(0.9 < weight.std() < 1.1 for weight in mixer.memory.weights)
     assert 0.05 < mixer.q_proj.weight.std() < 0.07

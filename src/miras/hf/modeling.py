@@ -16,7 +16,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
 from transformers.utils import can_return_tuple
 
-from ..nn import Block
+from ..nn import Block, Packing
 from ..nn.convolution import ShortConvolution, TokenShift
 from ..nn.extras import Extras
 from ..nn.gates import Gate, Ridge
@@ -128,19 +128,31 @@ class MirasModel(MirasPreTrainedModel):
         cu_seqlens = cu_seq_lens_q if cu_seqlens is None else cu_seqlens
         require((input_ids is None) != (inputs_embeds is None), "give exactly one of input_ids and inputs_embeds")
         x = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
-        use_cache, output_hidden_states = self._wanted(use_cache, output_hidden_states)
+        cache = self._cache(past_key_values, use_cache, len(x))
+        packing = packing_of(x.shape[0], x.shape[1], attention_mask, position_ids, cu_seqlens)
+        every = self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
+        hidden = self._blocks(x, cache, packing, bool(every))
+        return BaseModelOutputWithPast(
+            last_hidden_state=hidden[-1],
+            past_key_values=cache,
+            hidden_states=hidden if every else None,
+        )
+
+    def _cache(self, past: MirasCache | None, use_cache: bool | None, batch: int) -> MirasCache | None:
+        """The cache that was given, or an empty one where one is wanted; recomputed blocks keep none."""
+        if past is not None:
+            return check_cache(past, len(self.layers), batch)
+        wanted = self.config.use_cache if use_cache is None else use_cache
+        recomputed = self.gradient_checkpointing and self.training
+        return MirasCache(len(self.layers)) if wanted and not recomputed else None
+
+    def _blocks(self, x: Tensor, cache: MirasCache | None, packing: Packing | None, every: bool) -> tuple[Tensor, ...]:
+        """The last block's output, normalised, ``[B,T,C]``; before it, where ``every`` is asked for, each block's input."""
         batch, time = x.shape[:2]
-        cache = past_key_values
-        if cache is not None:
-            cache = check_cache(cache, len(self.layers), batch)
-        elif use_cache:
-            cache = MirasCache(len(self.layers))
         states = None if cache is None else cache.states
-        packing = packing_of(batch, time, attention_mask, position_ids, cu_seqlens)
         several = packing is not None and len(packing.cu_seqlens) - 1 > batch
         require(not several or states is None, "a sequence starts inside this call, but past_key_values is not at its start")
-        hidden: list[Tensor] = [x]
-        bounds = None
+        hidden, bounds = [x] if every else [], None
         if packing is not None:
             x, bounds = packing.pack(x), packing.cu_seqlens
         for number, block in enumerate(self.layers):
@@ -150,22 +162,10 @@ class MirasModel(MirasPreTrainedModel):
                     assert packing is not None
                     end = pytree.tree_map_only(Tensor, lambda s: s[packing.last.to(s.device)], end)
                 cache.layers[number].advance(end, time)
-            if output_hidden_states and number + 1 < len(self.layers):
+            if every and number + 1 < len(self.layers):
                 hidden.append(x if packing is None else packing.unpack(x))
         x = self.norm(x)
-        x = x if packing is None else packing.unpack(x)
-        return BaseModelOutputWithPast(
-            last_hidden_state=x,
-            past_key_values=cache,
-            hidden_states=(*hidden, x) if output_hidden_states else None,
-        )
-
-    def _wanted(self, use_cache: bool | None, output_hidden_states: bool | None) -> tuple[bool, bool]:
-        """What was asked for, or what the configuration says; recomputed blocks keep no cache."""
-        use_cache = self.config.use_cache if use_cache is None else use_cache
-        recomputed = self.gradient_checkpointing and self.training
-        hidden = self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
-        return bool(use_cache) and not recomputed, bool(hidden)
+        return (*hidden, x if packing is None else packing.unpack(x))
 
 
 class MirasForCausalLM(MirasPreTrainedModel, GenerationMixin):
@@ -233,15 +233,13 @@ class MirasForCausalLM(MirasPreTrainedModel, GenerationMixin):
         )
         hidden = outputs.last_hidden_state
         loss = logits = None
-        given = labels if shift_labels is None else shift_labels
-        if given is not None:
-            require(given.shape == hidden.shape[:2], f"labels must be {list(hidden.shape[:2])}, got {list(given.shape)}")
-            wanted = given.to(hidden.device)
-            if shift_labels is None:
-                wanted = next_labels(wanted, self._starts(hidden, attention_mask, position_ids, cu_seqlens))
-            flat, size = hidden.flatten(0, 1), self.config.loss_chunk
-            loss = chunked_cross_entropy(self.lm_head, flat, wanted.flatten(), size, num_items_in_batch)
-        if given is None or not self.training or self.config.loss_chunk == 0:
+        if labels is not None and shift_labels is None:
+            require(labels.shape == hidden.shape[:2], f"labels must be {list(hidden.shape[:2])}, got {list(labels.shape)}")
+            starts = self._starts(hidden, attention_mask, position_ids, cu_seqlens)
+            shift_labels = next_labels(labels.to(hidden.device), starts)
+        if shift_labels is not None:
+            loss = self._loss(hidden, shift_labels, num_items_in_batch)
+        if loss is None or not self.training or self.config.loss_chunk == 0:
             kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
             logits = self.lm_head(hidden[:, kept, :])
         return CausalLMOutputWithPast(
@@ -250,6 +248,13 @@ class MirasForCausalLM(MirasPreTrainedModel, GenerationMixin):
             past_key_values=outputs.past_key_values,
             hidden_states=outputs.hidden_states,
         )
+
+    def _loss(self, hidden: Tensor, following: Tensor, items: Tensor | int | None) -> Tensor:
+        """-log p of each token's successor, which is given, ``[B,T]``."""
+        fits = following.shape == hidden.shape[:2]
+        require(fits, f"shift_labels must be {list(hidden.shape[:2])}, got {list(following.shape)}")
+        flat = following.to(hidden.device).flatten()
+        return chunked_cross_entropy(self.lm_head, hidden.flatten(0, 1), flat, self.config.loss_chunk, items)
 
     @torch.no_grad()
     def read(
