@@ -3,8 +3,9 @@
     python experiments/prepare.py enwik8 --source FOLDER/enwik8.xz
     python experiments/prepare.py books --source FOLDER/books --tokenizer FOLDER/tokenizers/gpt2 --files 2
 
-enwik8.xz (26 MB) unpacks in a few seconds; two of the four files of books (49 MB, about 45M tokens) take a minute.
-Packed text is what travels best: it is smaller than packed tokens.
+enwik8.xz (26 MB) unpacks in seconds. Two of the four files of books (49 MB packed) are about 43M tokens, tokenised at 0.2M
+tokens a second on one core and in parallel on several. Packed text takes 1.14 bytes a token and packed tokens 1.03, so the text
+travels as it is.
 """
 
 from __future__ import annotations

@@ -134,3 +134,25 @@ def test_the_enwik8_plan_has_what_it_is_for():
     config = plan.of_stage("main")[0].config({})
     assert config.data.length == 2048 and abs(config.steps * 32 * 2048 / 150e6 - 1) < 0.01
     assert min(body(run) for run in plan.of_stage("main")) > 25e6 and max(body(run) for run in plan.of_stage("main")) < 45e6
+
+
+@pytest.mark.parametrize("name", OWN)
+def test_every_model_of_every_plan_can_learn(name):
+    """At its smallest: a loss and gradients that are finite, and not zero in its memory's own parameters."""
+    small = {
+        "model.layers": 1,
+        "model.dim": 16,
+        "model.heads": 2,
+        "model.inner": 16,
+        "model.window": 8,
+        "model.vocab_size": 259,
+    }
+    ids = torch.arange(40).view(2, 20) % 7
+    for run in {run.model: run for run in load(ROOT / name).runs}.values():
+        config = run.config({f"model.{key}": value for key, value in small.items()})
+        torch.manual_seed(0)
+        model = MirasForCausalLM(MirasConfig.preset(config.model.name, **model_changes(config.model)))
+        model(ids, labels=ids).loss.backward()
+        gradients = {key: parameter.grad for key, parameter in model.named_parameters()}
+        assert all(grad is not None and grad.isfinite().all() for grad in gradients.values()), run.name
+        assert all(grad.abs().max() > 0 for key, grad in gradients.items() if ".mixer." in key and "proj" in key), run.name

@@ -11,7 +11,7 @@ from torch.overrides import TorchFunctionMode
 from miras import presets, retention
 from miras.nn import RECIPES, Block, MirasLayer, Packing, SlidingWindowAttention, Stack, recipe_of
 from miras.nn.convolution import ShortConvolution, TokenShift
-from miras.nn.functional import rotate
+from miras.nn.functional import rotate, unit_length, unit_scale
 from miras.nn.gates import LINKS, Gate, GateRecipe, Slopes
 from miras.nn.initial import InitialMemory, scale_of
 from miras.nn.norm import RMSNorm
@@ -63,6 +63,28 @@ def test_the_shift_mixes_a_token_with_the_one_before():
     torch.nn.init.constant_(shift.mixture, 0.25)
     (mixed,), window = shift(x, torch.zeros(1, 1, 2))
     assert mixed.tolist() == [[[0.75, 1.5], [2.5, 5.0]]] and window.tolist() == [[[3.0, 6.0]]]
+
+
+def test_unit_length_and_scale():
+    x = draw(2, 5, 3, 8)
+    assert torch.allclose(unit_length(x), x / (x.square().sum(-1, keepdim=True) + 1e-6).sqrt(), atol=1e-14)
+    assert torch.allclose(unit_scale(x), x / (x.square().mean(-1, keepdim=True) + 1e-6).sqrt(), atol=1e-14)
+    assert unit_length(torch.zeros(1, 1, 1, 4)).tolist() == [[[[0.0] * 4]]]
+
+
+@pytest.mark.parametrize("treat", [unit_length, unit_scale])
+def test_autocast_leaves_keys_in_their_dtype(treat, monkeypatch):
+    """On a GPU autocast takes rms_norm in float32; here it does not, so what is looked at is whether it is on."""
+    real, seen = F.rms_norm, []
+
+    def watched(*given, **named):
+        seen.append(torch.is_autocast_enabled("cpu"))
+        return real(*given, **named)
+
+    monkeypatch.setattr(F, "rms_norm", watched)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert treat(draw(1, 2, 1, 4).bfloat16()).dtype == torch.bfloat16 and torch.is_autocast_enabled("cpu")
+    assert seen == [False]
 
 
 def test_rotation_by_complex_numbers():

@@ -13,18 +13,21 @@ EPS = 1e-6
 
 
 def unit_length(x: Tensor) -> Tensor:
-    """x / sqrt(||x||^2 + eps) over the channels: rms_norm over sqrt(D), which a GPU has fused.
-
-    It stays in the dtype of x under autocast too, since a memory wants q, k and v alike.
-    """
-    width = x.shape[-1]
-    scaled: Tensor = F.rms_norm(x, (width,), eps=EPS / width).to(x.dtype) * width**-0.5
-    return scaled
+    """x / sqrt(||x||^2 + eps) over the channels: rms_norm over sqrt(D), which a GPU has fused."""
+    length: Tensor = unit_rms(x, EPS / x.shape[-1]) * x.shape[-1] ** -0.5
+    return length
 
 
 def unit_scale(x: Tensor) -> Tensor:
     """x / sqrt(mean x^2 + eps) over the channels."""
-    return F.rms_norm(x, (x.shape[-1],), eps=EPS).to(x.dtype)
+    return unit_rms(x, EPS)
+
+
+def unit_rms(x: Tensor, eps: float) -> Tensor:
+    """x / sqrt(mean x^2 + eps), in the dtype of x: autocast would make it float32 on a GPU, and keys unlike their values."""
+    with torch.autocast(x.device.type, enabled=False):
+        scaled: Tensor = F.rms_norm(x, (x.shape[-1],), eps=eps)
+    return scaled
 
 
 def positive(x: Tensor) -> Tensor:
