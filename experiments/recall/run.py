@@ -116,8 +116,10 @@ class Session:
         self.name = device_name(self.device)
         self.precision: Precision = given.precision or ("bf16" if self.device.type == "cuda" else "float32")
         made = {"device": self.name, "workers": given.workers, **provenance("transformers", "triton", "fla-core")}
-        if given.plan is not None:  # as anyone would type it, wherever the files lay this time
-            made["command"] = f"python experiments/recall/run.py --plan experiments/recall/plans/{given.plan.name}"
+        if given.plan is not None:  # without the folders of this machine; a plan from elsewhere is named, not placed
+            ours = given.plan.resolve().parent == HERE / "plans"
+            name = f"experiments/recall/plans/{given.plan.name}" if ours else given.plan.name
+            made["command"] = f"python experiments/recall/run.py --plan {name}"
         self.writer = Writer(given.results, made)
         self.tried: set[str] = set()
         self.known: list[Result] = []
