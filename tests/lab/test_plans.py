@@ -139,14 +139,7 @@ def test_the_enwik8_plan_has_what_it_is_for():
 @pytest.mark.parametrize("name", OWN)
 def test_every_model_of_every_plan_can_learn(name):
     """At its smallest: a loss and gradients that are finite, and not zero in its memory's own parameters."""
-    small = {
-        "model.layers": 1,
-        "model.dim": 16,
-        "model.heads": 2,
-        "model.inner": 16,
-        "model.window": 8,
-        "model.vocab_size": 259,
-    }
+    small = {"layers": 1, "dim": 16, "heads": 2, "inner": 16, "window": 8, "vocab_size": 259}
     ids = torch.arange(40).view(2, 20) % 7
     for run in {run.model: run for run in load(ROOT / name).runs}.values():
         config = run.config({f"model.{key}": value for key, value in small.items()})

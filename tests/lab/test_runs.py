@@ -20,7 +20,7 @@ from miras.lab.curves import pictures
 from miras.lab.evidence import page
 from miras.lab.plan_file import load
 from miras.lab.runs import Bench, work_through
-from miras.train import watch
+from miras.train import loop, watch
 from miras.train.config import RunConfig, SaveConfig, TrainConfig
 from miras.train.reading import by_place, sliding, surprises
 
@@ -132,9 +132,17 @@ work_through(load(place / "words"), Bench(data=place / "data", out=place / "kill
 
 
 def test_the_time_of_a_call_ends_a_run_with_its_place(place, monkeypatch):
+    real = loop.one_step
+
+    def slow(*given):
+        time.sleep(0.05)
+        return real(*given)
+
     monkeypatch.setattr(runs, "MARGIN", 0.0)
+    monkeypatch.setattr(loop, "one_step", slow)
     plan, out = load(place / "words"), "timed"
-    said = work_through(plan, bench(place, out, seconds=0.6, lease=1000), only="long")
+    said = work_through(plan, bench(place, out, seconds=1.5, lease=1000), only="long")
+    monkeypatch.undo()
     assert not (place / out / "words" / "results.jsonl").exists() and said in ([], ["the time of this call is over"])
     reached = json.loads(next((place / out).rglob("state.json")).read_text())["step"]
     assert 0 < reached < 60

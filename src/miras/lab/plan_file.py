@@ -110,6 +110,7 @@ class Plan:
     runs: tuple[Run, ...]
     folder: Path
     stages: dict[str, str] = field(default_factory=dict)
+    tiny: bool = False
 
     def of_stage(self, stage: str) -> list[Run]:
         """The runs of one stage."""
@@ -138,6 +139,7 @@ def load(folder: Path, *, tiny: bool = False) -> Plan:
         runs=tuple(runs),
         folder=folder,
         stages={stage["name"]: " ".join(stage.get("why", "").split()) for stage in content["stages"]},
+        tiny=tiny,
     )
 
 

@@ -121,7 +121,7 @@ def with_rate(plan: Plan, run: Run, bench: Bench) -> Run | None:
     if run.rate is None:
         return run
     experiment, _, stage = run.rate.rpartition("/")
-    other = load(plan.folder.parent / experiment) if experiment and experiment != plan.experiment else plan
+    other = load(plan.folder.parent / experiment, tiny=plan.tiny) if experiment and experiment != plan.experiment else plan
     rows = results.settled(results.rows(*bench.files(other)))
     wanted = [found for found in other.of_stage(stage) if found.model == run.rate_of]
     require(bool(wanted), f"{run.name}: the stage {run.rate} has no runs of {run.rate_of} to choose a learning rate from")
