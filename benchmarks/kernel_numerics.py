@@ -108,14 +108,14 @@ def errors(found: dict[str, Tensor], exact: dict[str, Tensor]) -> dict[str, floa
 def near_anchor(spec: Spec, given: Inputs, exact: dict[str, Tensor], dtype: torch.dtype) -> float:
     """How noisy the gradient of an anchored decay is: W - W_0, which it multiplies, is a difference of two rounded numbers.
 
-    Twice the rounding of W relative to the distance that the weights have gone from their anchor; of log W where that decays.
+    Twice the rounding of W relative to the distance that the weights have gone from their anchor; of log W too where that decays.
     """
     ends = (exact["W1_T"], exact["W2_T"])
     starts = [spec.retention.start(start.detach()).weight for start in given.weights]
+    pairs = list(zip(ends, starts, strict=True))
+    moved = [(end - start).norm() / start.expand_as(end).norm() for end, start in pairs]
     if isinstance(spec.retention, retention.KL):
-        moved = [(end.log() - start.log()).square().mean().sqrt() for end, start in zip(ends, starts, strict=True)]
-    else:
-        moved = [(end - start).norm() / start.expand_as(end).norm() for end, start in zip(ends, starts, strict=True)]
+        moved += [(end.log() - start.log()).square().mean().sqrt() for end, start in pairs]
     return 2 * torch.finfo(dtype).eps / min(map(float, moved))
 
 

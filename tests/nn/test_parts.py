@@ -216,7 +216,7 @@ def test_blocks_and_stacks_stream_too():
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
-def test_the_norm_is_the_formula_in_the_gains_precision(dtype):
+def test_the_norm_is_the_formula(dtype):
     norm = RMSNorm(8, 1e-3)
     with torch.no_grad():
         norm.weight.uniform_(0.5, 2)
@@ -224,14 +224,17 @@ def test_the_norm_is_the_formula_in_the_gains_precision(dtype):
     want = norm.weight.double() * x.double() * torch.rsqrt(x.double().square().mean(-1, keepdim=True) + 1e-3)
     y = norm(x)
     assert y.dtype == dtype
-    # computed in float32 and rounded once
-    torch.testing.assert_close(y, want.float().to(dtype), rtol={torch.bfloat16: 2**-8}.get(dtype, 1e-6), atol=1e-6)
+    # in 16 bits the gain is rounded, and the result
+    torch.testing.assert_close(y, want.float().to(dtype), rtol={torch.bfloat16: 2**-7}.get(dtype, 1e-6), atol=1e-6)
 
 
 @pytest.mark.parametrize("gain", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_the_norm_is_one_call_without_a_warning_whatever_the_types(gain, dtype):
-    """Torch warns, and does not fuse, where gain and input differ in type; here, under autocast, they never do."""
+    """Torch warns, and does not fuse, where gain and input differ in type; here, under autocast, they never do.
+
+    What comes out is what autocast multiplies in, so that the projections behind a norm share one copy.
+    """
     norm, x = RMSNorm(8, 1e-6).to(gain), torch.randn(2, 3, 8, dtype=dtype, requires_grad=True)
     seen = []
 
@@ -245,5 +248,5 @@ def test_the_norm_is_one_call_without_a_warning_whatever_the_types(gain, dtype):
         warnings.simplefilter("error")
         y = norm(x)
         y.float().square().sum().backward()
-    assert y.dtype == dtype and seen == [(gain, gain)]
+    assert y.dtype == torch.bfloat16 and seen == [(dtype, dtype)]
     assert x.grad.dtype == dtype and norm.weight.grad.dtype == gain

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import Literal, NamedTuple, get_args
 
 import torch
@@ -21,32 +22,47 @@ LinkName = Literal["sigmoid", "softplus", "decay", "soft_decay", "bounded_decay"
 GateName = Literal["eta", "log_alpha", "log_beta", "delta", "mu", "ridge"]
 
 
+Curve = Literal["sigmoid", "softplus", "log_sigmoid"]
+CURVES: dict[Curve, Callable[[Tensor], Tensor]] = {
+    "sigmoid": torch.sigmoid,
+    "softplus": F.softplus,
+    "log_sigmoid": F.logsigmoid,
+}
+
+
 class Link(NamedTuple):
-    """A gate's value as a function of a projection and of its limit, and the projection that gives a wanted value."""
+    """A gate's value, a curve of a projection times a factor of its limit, and the projection that gives a wanted value."""
 
-    value: Callable[[Tensor, float], Tensor]
+    curve: Curve
+    factor: Callable[[float], float]
     inverse: Callable[[float, float], float]
-
-
-def scaled(x: Tensor, factor: float) -> Tensor:
-    """x times a number, which 1 need not be multiplied by: gates are as large as the tokens."""
-    return x if factor == 1 else factor * x
 
 
 LINKS: dict[str, Link] = {
     # a step or a momentum: limit * sigmoid(x)
-    "sigmoid": Link(lambda x, limit: scaled(torch.sigmoid(x), limit), lambda y, limit: logit(y / limit)),
+    "sigmoid": Link("sigmoid", lambda limit: limit, lambda y, limit: logit(y / limit)),
     # a threshold: softplus(x)
-    "softplus": Link(lambda x, limit: F.softplus(x), lambda y, limit: softplus_inverse(y)),
+    "softplus": Link("softplus", lambda limit: 1.0, lambda y, limit: softplus_inverse(y)),
     # log alpha = -softplus(x); wanted values are -log alpha here and below
-    "decay": Link(lambda x, limit: -F.softplus(x), lambda y, limit: softplus_inverse(y)),
+    "decay": Link("softplus", lambda limit: -1.0, lambda y, limit: softplus_inverse(y)),
     # log alpha = log sigmoid(x) / limit
-    "soft_decay": Link(lambda x, limit: scaled(F.logsigmoid(x), 1 / limit), lambda y, limit: logit(math.exp(-y * limit))),
+    "soft_decay": Link("log_sigmoid", lambda limit: 1 / limit, lambda y, limit: logit(math.exp(-y * limit))),
     # log alpha = -limit * sigmoid(x)
-    "bounded_decay": Link(lambda x, limit: -limit * torch.sigmoid(x), lambda y, limit: logit(y / limit)),
-    # limit + softplus(x), a learned constant
-    "ridge": Link(lambda x, limit: limit + F.softplus(x), lambda y, limit: softplus_inverse(y - limit)),
+    "bounded_decay": Link("sigmoid", lambda limit: -limit, lambda y, limit: logit(y / limit)),
 }
+
+
+def linked(x: Tensor, bias: Tensor, factor: float, curve: Curve) -> Tensor:
+    """factor * curve(x + bias) in float32, at least: a logarithm of nearly 1 needs more digits than bf16 has."""
+    if x.is_cuda and not torch.compiler.is_compiling() and find_spec("triton") is not None:
+        from ..kernels import gate_link
+
+        if gate_link.takes(x):
+            value: Tensor = gate_link.gate_link(x.contiguous(), bias, factor, curve)
+            return value
+    wide = torch.promote_types(x.dtype, torch.float32)
+    value = CURVES[curve](x.to(wide) + bias.to(wide))
+    return value if factor == 1 else factor * value
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,7 +71,7 @@ class GateRecipe:
 
     Attributes:
         name: which gate of the memory it is.
-        link: the function that bounds it, see ``LINKS``; "slopes" is 2^(-8h/H), fixed.
+        link: the function that bounds it, see ``LINKS``; "ridge" is a learned constant, "slopes" is 2^(-8h/H), fixed.
         channelwise: one value a channel, or one a head.
         rank: of a low-rank projection, or None for a full one.
         start: the value it starts with, or the ends of a range of them (-log alpha for a decay).
@@ -115,20 +131,14 @@ class Gate(nn.Module):
             nn.init.uniform_(self.log_rate, 0.0, math.log(16.0))
 
     def forward(self, x: Tensor) -> Made:
-        x = F.linear(x if self.down is None else F.linear(x, self.down), self.up, self.bias)
-        # a logarithm of nearly 1 needs more digits than bf16 has
-        x = x if x.dtype == torch.float64 else x.float()
-        # a step's limit and its unit are one factor
-        limit, unit = self.recipe.limit, self.unit
-        if self.recipe.link == "sigmoid":
-            limit, unit = limit * unit, 1.0
-        value = LINKS[self.recipe.link].value(x, limit)
+        x = F.linear(x if self.down is None else F.linear(x, self.down), self.up)
+        link = LINKS[self.recipe.link]
+        value = linked(x, self.bias, link.factor(self.recipe.limit) * self.unit, link.curve)
         shape = (x.shape[0], x.shape[1] * self.pairs, self.heads)
         value = value.reshape(*shape) if self.width is None else value.reshape(*shape, self.width)
-        value = scaled(value, unit)
         if self.log_rate is None:
             return Made(value, value)
-        rate = self.log_rate.to(x.dtype).exp()
+        rate = self.log_rate.to(value.dtype).exp()
         return Made(value * (rate if self.width is None else rate[:, None]), value)
 
 
@@ -143,11 +153,11 @@ class Ridge(nn.Module):
 
     def reset_parameters(self) -> None:
         assert isinstance(self.recipe.start, float)
-        nn.init.constant_(self.raw, LINKS["ridge"].inverse(self.recipe.start, self.recipe.limit))
+        nn.init.constant_(self.raw, softplus_inverse(self.recipe.start - self.recipe.limit))
 
     def forward(self, x: Tensor) -> Made:
         raw = self.raw if self.raw.dtype == torch.float64 else self.raw.float()
-        value = LINKS["ridge"].value(raw, self.recipe.limit)
+        value = self.recipe.limit + F.softplus(raw)
         return Made(value, value)
 
 

@@ -1,4 +1,4 @@
-"""RMS normalisation with a learned gain, in the gain's precision whatever comes in.
+"""RMS normalisation with a learned gain.
 
 D channels
 """
@@ -11,7 +11,11 @@ from torch import Tensor, nn
 
 
 class RMSNorm(nn.Module):
-    """gain * x / sqrt(mean x^2 + eps) over the last axis, ``[...,D]``; under autocast too, where torch's own would not fuse."""
+    """gain * x / sqrt(mean x^2 + eps) over the last axis, ``[...,D]``, in one call.
+
+    In the dtype of x, but under autocast a float32 x gives what autocast multiplies in: the projections behind a norm, of which
+    a layer has up to eight, would otherwise each make a copy of their own.
+    """
 
     def __init__(self, channels: int, eps: float) -> None:
         super().__init__()
@@ -23,4 +27,7 @@ class RMSNorm(nn.Module):
         nn.init.ones_(self.weight)
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.rms_norm(x.to(self.weight.dtype), self.weight.shape, self.weight, self.eps).to(x.dtype)
+        kind = x.device.type
+        to = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) and x.dtype == torch.float32 else x.dtype
+        with torch.autocast(kind, enabled=False):
+            return F.rms_norm(x, self.weight.shape, self.weight.to(x.dtype), self.eps).to(to)

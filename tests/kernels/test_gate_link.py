@@ -1,0 +1,46 @@
+"""A gate in one pass, in Triton's interpreter, against float64."""
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+from miras.kernels.gate_link import gate_link
+from miras.nn.gates import CURVES, Gate, GateRecipe, linked
+
+
+@pytest.mark.parametrize("curve", CURVES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_values_and_gradients(curve, dtype):
+    x = (4 * torch.randn(3, 37, 130)).to(dtype).requires_grad_()
+    bias = torch.linspace(-17, 3, 130).requires_grad_()
+    weight = torch.randn(3, 37, 130)
+    value = gate_link(x, bias, -0.3, curve)
+    (value * weight).sum().backward()
+    exact_x, exact_bias = (t.detach().double().requires_grad_() for t in (x, bias))
+    exact = -0.3 * CURVES[curve](exact_x + exact_bias)
+    (exact * weight).sum().backward()
+    assert value.dtype == torch.float32
+    # relative to each value, however small it is
+    assert torch.allclose(value.double(), exact, rtol=2e-6, atol=1e-12)
+    assert torch.allclose(x.grad.double(), exact_x.grad, rtol=1e-2 if dtype == torch.bfloat16 else 1e-5, atol=1e-7)
+    assert torch.allclose(bias.grad.double(), exact_bias.grad, rtol=1e-5, atol=1e-6)
+
+
+def test_the_same_as_what_other_devices_do():
+    x, bias = torch.randn(2, 5, 8), torch.randn(8)
+    for curve in CURVES:
+        assert torch.allclose(gate_link(x, bias, 1.5, curve), linked(x, bias, 1.5, curve), atol=1e-6)
+
+
+def test_a_bias_keeps_its_digits_in_16_bits():
+    """softplus(-9.2) = 1e-4: rounding the bias to bf16 would move it by up to 3 %."""
+    gate = Gate(GateRecipe(name="log_alpha", link="decay", start=1e-4), 16, 2, 4)
+    with torch.autocast("cpu", torch.bfloat16):
+        value = gate(torch.zeros(1, 3, 16)).value
+    assert torch.allclose(value, torch.full_like(value, -1e-4), rtol=1e-5, atol=0)
+
+
+def test_the_operators_register_what_compilers_ask_for():
+    x, bias = torch.randn(2, 5, 8, requires_grad=True), torch.randn(8, requires_grad=True)
+    torch.library.opcheck(gate_link, (x, bias, 0.5, "softplus"))
