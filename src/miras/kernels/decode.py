@@ -16,8 +16,10 @@ import triton
 from torch import Tensor
 
 from ..algorithm import GradientDescent, Momentum
+from ..forms.recurrent import read
 from ..memory import MLP
 from ..retention import KL, L2, Keep, Lq
+from ..retention.lq import lq_norm
 from ..spec import Spec
 from ..types import Gates, Norm, Progress, State, Weights, require
 from .biases import DEVICE, Fused, fused
@@ -51,13 +53,13 @@ def why_not(spec: Spec, device: torch.device, dtype: torch.dtype, channels: int)
 
 
 def must_map(spec: Spec, state: State, size: int) -> bool:
-    """Whether the next token takes a map of all weights, once a chunk, which is left to plain PyTorch.
+    """Whether the next token takes a map of all weights, once a chunk, that is left to plain PyTorch.
 
-    Lq's norm is taken at a chunk's end, KL's softmax at its start.
+    KL's softmax is taken at a chunk's start. Lq's norm is taken at its end, which ``run`` does where all rows are there.
     """
     at = positions(state)
     if isinstance(spec.retention, Lq):
-        return any(p + 1 == size for p in at)
+        return any(p + 1 == size for p in at) and len(set(at)) > 1
     return isinstance(spec.retention, KL) and not all(at)
 
 
@@ -189,6 +191,8 @@ def run(
     spec: Spec, q: Tensor, k: Tensor, v: Tensor, gates: Gates, norm: Norm | None, state: State, size: int
 ) -> tuple[Tensor, State]:
     """One token ``[B,1,H,D]`` in its own dtype that ``why_not`` and ``must_map`` have nothing against."""
+    if isinstance(spec.retention, Lq) and positions(state)[0] + 1 == size:
+        return _mapped(spec, q, k, v, gates, norm, state, size)
     bias = fused(spec.bias)
     assert isinstance(bias, Fused) and gates.eta is not None and isinstance(state.weights, tuple)
     at = positions(state)
@@ -229,6 +233,21 @@ def run(
         held = state.accumulated if kept.leads and not any(over) else held
     progress = None if all(over) else _progress(begun, start, moved, log_decay if decays else None, at, over)
     return y[:, None], State(_weights(weights), held, _weights(anchor), _weights(momentum), progress)
+
+
+def _mapped(
+    spec: Spec, q: Tensor, k: Tensor, v: Tensor, gates: Gates, norm: Norm | None, state: State, size: int
+) -> tuple[Tensor, State]:
+    """A chunk's last token with Lq: a step inside of the chunk, then its norm is taken anew and the mapped weights are read."""
+    kept = spec.retention
+    assert isinstance(kept, Lq) and isinstance(state.weights, tuple)
+    _, inside = run(spec, q, k, v, gates, norm, state, size + 1)
+    assert isinstance(inside.weights, tuple)
+    # W = s A with the norm that the chunk started with
+    ends = [w / lq_norm(a, kept.q, kept.floor) ** (2 - kept.q) for w, a in zip(inside.weights, state.accumulated, strict=True)]
+    held = [kept.start(end) for end in ends]
+    end = State(tuple(h.weight for h in held), tuple(h.accumulated for h in held), state.anchor, state.momentum)
+    return read(spec, end, q.float(), norm).to(v.dtype), end
 
 
 def _rows(weights: Weights) -> list[Tensor]:

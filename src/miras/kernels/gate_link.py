@@ -6,6 +6,7 @@ added in float32: a decay of 1e-4 lies at softplus(-9.2), where bf16 has steps o
 N rows, C channels
 """
 
+# ruff: noqa: ANN001, ANN201, ANN202
 # mypy: disable-error-code="no-untyped-def,misc"
 from __future__ import annotations
 
@@ -23,7 +24,7 @@ ROWS, COLUMNS = 32, 128
 
 
 @triton.jit
-def log1p(x):  # noqa: ANN001, ANN201
+def log1p(x): ANN201
     """log(1 + x) of a number in [0, 1], with all digits where it is small."""
     one = 1.0 + x
     rounded = one - 1.0
@@ -31,13 +32,13 @@ def log1p(x):  # noqa: ANN001, ANN201
 
 
 @triton.jit
-def softplus(x):  # noqa: ANN001, ANN201
+def softplus(x): ANN201
     """log(1 + e^x) = max(x, 0) + log(1 + e^-|x|)."""
     return tl.maximum(x, 0.0) + log1p(tl.exp(-tl.abs(x)))
 
 
 @triton.jit
-def forward_kernel(x_ptr, bias_ptr, value_ptr, N, C, factor, CURVE: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr):  # noqa: ANN001, ANN201
+def forward_kernel(x_ptr, bias_ptr, value_ptr, N, C, factor, CURVE: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr): ANN201
     """value = factor * f(x + b)."""
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
@@ -55,7 +56,7 @@ def forward_kernel(x_ptr, bias_ptr, value_ptr, N, C, factor, CURVE: tl.constexpr
 
 
 @triton.jit
-def backward_kernel(  # noqa: ANN201
+def backward_kernel(
     x_ptr,
     bias_ptr,
     dvalue_ptr,
@@ -66,7 +67,7 @@ def backward_kernel(  # noqa: ANN201
     factor,
     CURVE: tl.constexpr,
     ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr,  # noqa: ANN001
+    COLUMNS: tl.constexpr,
 ):
     """dx = factor * f'(x + b) dvalue, and each program's sum of it over its rows."""
     block = tl.program_id(0).to(tl.int64)
@@ -99,7 +100,7 @@ def gate_link(x: Tensor, bias: Tensor, factor: float, curve: str) -> Tensor:
 
 
 @gate_link.register_fake
-def _(x, bias, factor, curve):  # noqa: ANN001, ANN202
+def _(x, bias, factor, curve): ANN202
     return torch.empty_like(x, dtype=torch.float32)
 
 
@@ -115,7 +116,7 @@ def gate_link_backward(x: Tensor, bias: Tensor, dvalue: Tensor, factor: float, c
 
 
 @gate_link_backward.register_fake
-def _(x, bias, dvalue, factor, curve):  # noqa: ANN001, ANN202
+def _(x, bias, dvalue, factor, curve): ANN202
     return torch.empty_like(x), torch.empty_like(bias)
 
 
