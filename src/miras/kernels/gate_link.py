@@ -24,7 +24,7 @@ ROWS, COLUMNS = 32, 128
 
 
 @triton.jit
-def log1p(x): ANN201
+def log1p(x):
     """log(1 + x) of a number in [0, 1], with all digits where it is small."""
     one = 1.0 + x
     rounded = one - 1.0
@@ -32,13 +32,13 @@ def log1p(x): ANN201
 
 
 @triton.jit
-def softplus(x): ANN201
+def softplus(x):
     """log(1 + e^x) = max(x, 0) + log(1 + e^-|x|)."""
     return tl.maximum(x, 0.0) + log1p(tl.exp(-tl.abs(x)))
 
 
 @triton.jit
-def forward_kernel(x_ptr, bias_ptr, value_ptr, N, C, factor, CURVE: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr): ANN201
+def forward_kernel(x_ptr, bias_ptr, value_ptr, N, C, factor, CURVE: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
     """value = factor * f(x + b)."""
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
@@ -100,7 +100,7 @@ def gate_link(x: Tensor, bias: Tensor, factor: float, curve: str) -> Tensor:
 
 
 @gate_link.register_fake
-def _(x, bias, factor, curve): ANN202
+def _(x, bias, factor, curve):
     return torch.empty_like(x, dtype=torch.float32)
 
 
@@ -116,7 +116,7 @@ def gate_link_backward(x: Tensor, bias: Tensor, dvalue: Tensor, factor: float, c
 
 
 @gate_link_backward.register_fake
-def _(x, bias, dvalue, factor, curve): ANN202
+def _(x, bias, dvalue, factor, curve):
     return torch.empty_like(x), torch.empty_like(bias)
 
 
