@@ -14,6 +14,9 @@ if not torch.cuda.is_available():
 
 torch.set_num_threads(2)
 
+# it runs inside transformers' source tree alone
+collect_ignore = ["hf/transformers_suite.py"]
+
 
 @pytest.fixture(autouse=True)
 def seed():
