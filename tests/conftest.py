@@ -16,6 +16,9 @@ torch.set_num_threads(2)
 # runs inside a copy of transformers' source tree alone
 collect_ignore = ["hf/transformers_suite.py"]
 
+# it runs inside transformers' source tree alone
+collect_ignore = ["hf/transformers_suite.py"]
+
 
 @pytest.fixture(autouse=True)
 def seed():

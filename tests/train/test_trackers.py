@@ -64,7 +64,7 @@ def test_a_tracker_that_is_not_installed_is_refused(lab, monkeypatch, capsys):
 def test_tensorboard(lab):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    lab.elsewhere("tracked", *STEPS, "--log.trackers", "tensorboard")
+    assert lab.here("tracked", *STEPS, "--log.trackers", "tensorboard") == 0
     (file,) = (path for path in (lab.root / "tracked").rglob("events.out.tfevents.*") if path.parent.name == "miras")
     events = EventAccumulator(str(file)).Reload()
     read = {event.step: event.value for event in events.Scalars("loss")}
