@@ -6,12 +6,16 @@ B batch, T time, C channels, W taps, R sequences, N tokens of a packed batch
 from __future__ import annotations
 
 import math
+from importlib.util import find_spec
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .packing import Places
+
+TRITON = find_spec("triton") is not None
 
 
 def taps(x: Tensor, window: Tensor, places: Places | None) -> tuple[list[Tensor], Tensor]:
@@ -72,6 +76,15 @@ class Filtered(torch.autograd.Function):
         return to_x, to_window, torch.stack(taps, 1)
 
 
+def fuses(x: Tensor, width: int) -> bool:
+    """Whether one kernel runs the convolution over rows ``[B,T,C]``; elsewhere it is several passes of plain PyTorch."""
+    if not (x.is_cuda and TRITON):
+        return False
+    from ..kernels.convolution import DTYPES, WIDEST
+
+    return x.dtype in DTYPES and width <= WIDEST
+
+
 class ShortConvolution(nn.Module):
     """y_t = sum_i w_i * x_(t-i), one filter a channel."""
 
@@ -85,20 +98,32 @@ class ShortConvolution(nn.Module):
         bound = 1 / math.sqrt(self.width)
         nn.init.uniform_(self.weight, -bound, bound)
 
-    def forward(self, x: Tensor, window: Tensor, places: Places | None = None) -> tuple[Tensor, Tensor]:
-        """``[B,T,C] -> [B,T,C]`` and the window ``[B,W-1,C]`` to go on with; the last tap acts on the token itself."""
+    def forward(self, x: Tensor, window: Tensor, places: Places | None = None, *, silu: bool = False) -> tuple[Tensor, Tensor]:
+        """``[B,T,C] -> [B,T,C]`` and the window ``[B,W-1,C]`` to go on with; the last tap acts on the token itself.
+
+        With ``silu`` y is silu of the sum; the window is of x all the same.
+        """
+        # a compiler fuses the definition by itself
+        if places is not None or torch.compiler.is_compiling():
+            y, after = self._defined(x, window, places)
+            return F.silu(y) if silu else y, after
+        before = window.to(x.dtype)
+        time, reach = x.shape[1], self.width - 1
+        after = x[:, time - reach :] if time >= reach else torch.cat([before[:, time:], x], 1)
+        if fuses(x, self.width):
+            from ..kernels.convolution import convolution
+
+            return convolution(x, before, self.weight, silu), after
+        y = Filtered.apply(x, before, self.weight.to(x.dtype))  # type: ignore[no-untyped-call]
+        return F.silu(y) if silu else y, after
+
+    def _defined(self, x: Tensor, window: Tensor, places: Places | None) -> tuple[Tensor, Tensor]:
         weight = self.weight.to(x.dtype)
-        # a compiler fuses the definition below by itself
-        if places is None and not torch.compiler.is_compiling():
-            before = window.to(x.dtype)
-            y: Tensor = Filtered.apply(x, before, weight)  # type: ignore[no-untyped-call]
-            time, reach = x.shape[1], self.width - 1
-            return y, x[:, time - reach :] if time >= reach else torch.cat([before[:, time:], x], 1)
-        shifted, window = taps(x, window, places)
+        shifted, after = taps(x, window, places)
         y = shifted[0] * weight[:, self.width - 1]
         for back, tap in enumerate(shifted[1:], 1):
             y = torch.addcmul(y, tap, weight[:, self.width - 1 - back])
-        return y, window
+        return y, after
 
 
 class TokenShift(nn.Module):

@@ -248,9 +248,9 @@ class MirasLayer(nn.Module):
         if self.k_proj is not None:
             parts.insert(1, self.k_proj(streams.k))
         if self.convolution is not None:
-            joined, window = self.convolution(torch.cat(parts, -1), window, places)
+            joined, window = self.convolution(torch.cat(parts, -1), window, places, silu=self.recipe.silu)
             parts = list(torch.split(joined, [width for width in self.widths if width], -1))
-        if self.recipe.silu:
+        elif self.recipe.silu:
             parts = [F.silu(part) for part in parts]
         batch, time = x.shape[:2]
         q = parts[0].reshape(batch, time, self.heads, self.keys)
