@@ -5,7 +5,7 @@ R sequences, B batch, T time, H heads, D channels, E hidden channels, N chunks
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -39,151 +39,210 @@ def backward(
     outer: Result,
 ) -> tuple[Tokens, Weights, Momentum | None, Lead | None]:
     """The gradients of tokens, weights, momentum and first tokens, given those of the results, ``outer``; ``ends`` are the outgoing weights."""
-    q, k, v, eta, log_alpha, delta = tokens
-    heads, channels = q.shape[1:]
-    hidden, chunks = weights.w2.shape[2], rows.row.shape[0]
-    dy, dw1, dw2 = outer.y, outer.w1.clone(), outer.w2.clone()
-    anchors, norm = (weights.anchor1, weights.anchor2), (weights.gain, weights.shift)
-    places = (rows.first, rows.length, rows.chunk)
-    steps, decays, thresholds = strides(eta), strides(log_alpha), strides(delta)
-    say = options(q, size, hidden, log_alpha is not None, weights.anchor1 is not None, momentum is not None, link)
-    dscale = torch.empty(chunks, heads, 5, device=q.device) if link.q > 0 else None
-    _, _, kappa, sigma, grown, grown_end = momentum or NO_MOMENTUM
-    own = _momentum_room(q, momentum, saved, rows, outer)
-    device = DEVICE[bias.name]
-    dread, dwhole, dlog, du1 = (torch.empty_like(q, dtype=torch.float32) for _ in range(4))
-    do, late_do, dx = (torch.empty_like(q) for _ in range(3))
-    inverse, mean = torch.empty(2, *q.shape[:2], device=q.device)
-    z, slope, curve = (q.new_empty(chunks, heads, hidden, size) for _ in range(3))
-    move1, move2 = (q.new_empty(chunks + rows.first.shape[0], heads, hidden, channels) for _ in range(2))
-    dq_anchor, danchor1, danchor2, da1, da2 = (
-        torch.empty_like(x) if say.anchored else None for x in (dread, saved.starts1, saved.starts2, dw1, dw2)
-    )
-    dscores1, dscores2 = torch.empty_like(saved.scores1), torch.empty_like(saved.scores1)
-    dgain, dshift = torch.empty(2, 2 if lead is None else 3, chunks, heads, channels, device=q.device)
-    # every sequence adds to its anchors
-    dlead = None if lead is None else Lead(*(torch.zeros_like(x) for x in lead))
-    dend = torch.empty(chunks, heads, channels, device=q.device)
-    grid, programs = (chunks, heads), (rows.first.shape[0], heads)
-    sizes = (heads, channels, hidden)
-    begin_backward[grid](
-        eta, log_alpha, saved.u1, saved.scores1, saved.o_q, saved.o_anchor, dy, weights.gain,
-        do, late_do, dscores1, dx, dlog, dgain[0], dshift[0],
-        kappa, sigma, saved.o_speed, own.dkappa, own.dsigma, saved.norms, dscale, *places, rows.row, heads, channels, *steps, *decays,
-        ANCHORED=say.anchored, LINK=link.q, **say.pairs,
-    )  # fmt: skip
-    states = (saved.starts1, saved.starts2)
-    hiddens = (z, slope, curve, move1, move2)
-    low_anchors = rounded(anchors, q) if say.reads_resident else []
-    if say.reads_resident:
-        from .resident_reads import read_backward_resident
+    run = Pass(tokens, weights, momentum, lead, rows, size, bias, link, saved, outer)
+    run.read()
+    run.scan(ends)
+    run.write()
+    dtokens = run.gates()
+    dweights = Weights(run.dw1, run.dw2, *run.anchors_gradients(), run.dgain.sum((0, 1)), run.dshift.sum((0, 1)))
+    dmomentum = None if momentum is None else Momentum(*run.own[:6])  # type: ignore[arg-type]
+    return dtokens, dweights, dmomentum, run.dlead
 
-        moves = momentum is not None
-        side = (saved.speeds1, saved.speeds2) if moves else low_anchors
-        dside = (own.push1, own.push2) if moves else (danchor1, danchor2)
-        read_backward_resident[grid](
-            q, saved.late_q, k, eta, saved.u1, do, late_do, saved.scores2, dscores1, dscores2, *states, *side,
-            dread, own.dq_speed if moves else dq_anchor, dwhole, dx, du1, *hiddens, *dside, sigma, saved.norms, dscale,
-            *places, rows.row, *sizes, *steps, ANCHORED=say.anchored, MOMENTUM=moves, LINK=link.q,
-            # with more weights only one program fits a multiprocessor, which may then have all registers
-            **({"num_warps": 8} if say.anchored or moves else FULL),
-        )  # fmt: skip
-    else:
-        read_backward[grid](
-            q, saved.late_q, k, eta, saved.u1, do, late_do, saved.scores2, dscores1, dscores2, *states, *anchors,
-            dread, dq_anchor, dwhole, dx, du1, *hiddens, danchor1, danchor2,
-            sigma, saved.speeds1, saved.speeds2, own.dq_speed, own.push1, own.push2, saved.norms, dscale, *places, rows.row, *sizes, *steps,
-            ANCHORED=say.anchored, **say.read_backward,
-        )  # fmt: skip
-    # what is not needed any more makes room: several of these are as large as the weights of all chunks
-    del dscores1
-    dq, dwrite = torch.empty_like(q), late_do
-    finish_backward[grid](
-        q, k, eta, log_alpha, dy, dscores2, dread, dq_anchor, dq, dwrite, dlog,
-        kappa, sigma, own.dq_speed, own.dkappa, own.dsigma, *places, rows.row, heads, channels, *steps, *decays,
-        ANCHORED=say.anchored, **say.pairs,
-    )  # fmt: skip
-    del dscores2, dread
-    unit, pull, bend = (torch.empty_like(q) for _ in range(3))
-    linearise[grid](
-        k, v, delta, saved.o, *norm, unit, pull, bend, inverse, mean, *places, rows.row, heads, channels, *thresholds,
-        C=size, DP=say.wide, BIAS=device.gradient, SLOPE=device.slope, P=bias.p, HAS_DELTA=delta is not None, num_warps=4,
-    )  # fmt: skip
-    _join_states(move1, move2, rows, size, outer)
-    if own.push1 is not None and own.push2 is not None:
-        end = _last(rows, size)
-        own.push1.index_copy_(0, end, outer.speed1.to(q.dtype))
-        own.push2.index_copy_(0, end, outer.speed2.to(q.dtype))
-    arguments = (
-        k, saved.late, saved.late_k, saved.kept, saved.u1, saved.late_u1, unit, pull, bend, inverse, mean, saved.starts1, z, slope, curve,
-        du1, do, move1, move2, dw1, dw2,
-    )  # fmt: skip
-    mapped = (
-        saved.starts2, *ends, saved.norms, dscale, *(lead or NO_LEAD), saved.lead_o, saved.before1, saved.before2, *norm,
-        *(dlead or NO_LEAD), dgain[-1], dshift[-1],
-    )  # fmt: skip
-    slopes = {"BIAS": device.gradient, "SLOPE": device.slope, "DELTA_SLOPE": device.delta_slope, "P": bias.p}
-    told = slopes | {"HAS_DELTA": delta is not None, "ANCHORED": say.anchored}
-    pushes = (
-        saved.slow, saved.slow_k, saved.slow_u1, sigma, grown_end, own.push1, own.push2, own.dspeed1, own.dspeed2,
-    )  # fmt: skip
-    if say.scan_backward_resident and momentum is not None:
-        from .resident_momentum_backward import scan_backward_momentum
 
-        scan_backward_momentum[programs](*arguments, *pushes, *places, *sizes, num_warps=8)
-    elif say.scan_backward_resident:
-        from .resident_backward import scan_backward_resident
+class Pass:
+    """A backward pass under way: what its kernels share, and what one leaves for the next.
 
-        scan_backward_resident[programs](
-            *arguments, *mapped, *places, *sizes, link.q, link.floor, link.mass1, link.mass2, **told, num_warps=8,
-        )  # fmt: skip
-    else:
-        scan_backward[programs](
-            *arguments, *pushes, *mapped, *places, *sizes, **told, **say.scan_backward,
-        )  # fmt: skip
-    # the linearised errors are not needed any more
-    dy1, dy2 = unit, pull
-    slow = (
-        saved.slow_k, saved.slow_u1, saved.speeds1, saved.speeds2, own.push1, own.push2, own.dslow1, own.dslow2, own.dcarried, own.dgrown_end,
-    )  # fmt: skip
-    vectors, found = (saved.late_k, saved.u1, saved.late_u1, do), (dwhole, dy1, dy2, dend)
-    if say.reads_resident:
-        from .resident_writes import write_backward_resident
+    ``read`` runs all chunks' reads, ``scan`` the adjoint from the last chunk to the first, ``write`` all chunks' writes, ``gates`` what no
+    product enters. What is not needed any more is let go: several of these tensors are as large as the weights of all chunks.
+    """
 
-        write_backward_resident[grid](
-            *vectors, *states, *low_anchors, *hiddens, *found, *slow, saved.norms, *places, rows.row, *sizes,
-            ANCHORED=say.anchored, MOMENTUM=momentum is not None, LINK=link.q, **({"num_warps": 8} if momentum is not None else FULL),
+    def __init__(
+        self,
+        tokens: Tokens,
+        weights: Weights,
+        momentum: Momentum | None,
+        lead: Lead | None,
+        rows: Rows,
+        size: int,
+        bias: Fused,
+        link: Link,
+        saved: Saved,
+        outer: Result,
+    ) -> None:
+        q = tokens.q
+        self.tokens, self.weights, self.momentum, self.lead = tokens, weights, momentum, lead
+        self.rows, self.size, self.link, self.saved, self.outer = rows, size, link, saved, outer
+        self.device, self.p = DEVICE[bias.name], bias.p
+        heads, channels = q.shape[1:]
+        hidden, chunks = weights.w2.shape[2], rows.row.shape[0]
+        self.moves = momentum is not None
+        self.say = options(q, size, hidden, tokens.log_alpha is not None, weights.anchor1 is not None, self.moves, link)
+        self.factors = Momentum(*(momentum or NO_MOMENTUM))
+        self.own = _momentum_room(q, momentum, saved, rows, outer)
+        self.grid, self.sizes = (chunks, heads), (heads, channels, hidden)
+        self.places = (rows.first, rows.length, rows.chunk)
+        self.steps, self.decays, self.thresholds = strides(tokens.eta), strides(tokens.log_alpha), strides(tokens.delta)
+        anchors = (weights.anchor1, weights.anchor2)
+        self.anchors = rounded(anchors, q) if self.say.reads_resident else list(anchors)
+        self.dw1, self.dw2 = outer.w1.clone(), outer.w2.clone()
+        self.dgain, self.dshift = torch.empty(2, 2 if lead is None else 3, chunks, heads, channels, device=q.device)
+        # every sequence adds to its anchors
+        self.dlead = None if lead is None else Lead(*(torch.zeros_like(x) for x in lead))
+        self.dscale = torch.empty(chunks, heads, 5, device=q.device) if link.q > 0 else None
+        self.dwhole, self.dlog, self.du1 = (torch.empty_like(q, dtype=torch.float32) for _ in range(3))
+        self.do, self.late_do, self.dx = (torch.empty_like(q) for _ in range(3))
+        self.hiddens: tuple[Tensor, ...] = tuple(q.new_empty(chunks, heads, hidden, size) for _ in range(3))
+        self.move1, self.move2 = (q.new_empty(chunks + rows.first.shape[0], heads, hidden, channels) for _ in range(2))
+        starts = (saved.starts1, saved.starts2)
+        self.danchors = [torch.empty_like(x) if self.say.anchored else None for x in starts]
+
+    def read(self) -> None:
+        """From dy through both layers of the reads, to dq and to what each chunk adds to the adjoint of its starting weights."""
+        q, k, _, eta, log_alpha, _ = self.tokens
+        saved, own, say, places = self.saved, self.own, self.say, (*self.places, self.rows.row)
+        _, _, kappa, sigma, _, _ = self.factors
+        dread = torch.empty_like(q, dtype=torch.float32)
+        dq_anchor = torch.empty_like(dread) if say.anchored else None
+        dscores1, dscores2 = torch.empty_like(saved.scores1), torch.empty_like(saved.scores1)
+        begin_backward[self.grid](
+            eta, log_alpha, saved.u1, saved.scores1, saved.o_q, saved.o_anchor, self.outer.y, self.weights.gain,
+            self.do, self.late_do, dscores1, self.dx, self.dlog, self.dgain[0], self.dshift[0],
+            kappa, sigma, saved.o_speed, own.dkappa, own.dsigma, saved.norms, self.dscale, *places, *self.sizes[:2], *self.steps, *self.decays,
+            ANCHORED=say.anchored, LINK=self.link.q, **say.pairs,
         )  # fmt: skip
-    else:
-        write_backward[grid](
-            *vectors, *states, *anchors, *hiddens, *found, *slow, saved.norms, *places, rows.row, *sizes,
-            ANCHORED=say.anchored, **say.write_backward,
+        tiles = (
+            q, saved.late_q, k, eta, saved.u1, self.do, self.late_do, saved.scores2, dscores1, dscores2, saved.starts1, saved.starts2,
         )  # fmt: skip
-    del arguments, hiddens, z, slope, curve
-    deta, ddelta = (torch.empty_like(q, dtype=torch.float32) for _ in range(2))
-    dk, dv = torch.empty_like(q), torch.empty_like(q)
-    own_bias = {"BIAS": device.gradient, "SLOPE": device.slope, "P": bias.p, "HAS_DELTA": delta is not None}
-    bias_backward[grid](
-        k, v, delta, saved.o, *norm, du1, dv, ddelta, dgain[1], dshift[1], *places, rows.row, heads, channels, *thresholds,
-        C=size, DP=say.wide, DELTA_SLOPE=device.delta_slope, **own_bias, **FULL,
-    )  # fmt: skip
-    # a momentum's factors are sums over the channels, which one program then has
-    block = say.wide if momentum is not None else min(say.wide, 32)
-    gate_backward[(*grid, triton.cdiv(channels, block))](
-        k, eta, log_alpha, saved.u1, dv, dwrite, dx, dy1, dy2, dend, dwhole, dk, deta, dlog,
-        kappa, grown, own.dslow1, own.dslow2, own.dcarried, own.dkappa, own.dsigma, own.dgrown,
-        *places, rows.row, heads, channels, *steps, *decays,
-        C=size, DB=block, HAS_ALPHA=log_alpha is not None, MOMENTUM=momentum is not None, **FULL,
-    )  # fmt: skip
-    if say.anchored:
-        anchor_backward[(rows.first.shape[0], heads, triton.cdiv(hidden, 32))](
-            saved.kept, move1, move2, danchor1, danchor2, da1, da2, rows.length, rows.chunk, heads, channels, hidden,
-            C=size, DP=say.wide, EB=32, num_warps=4,
+        hiddens = (*self.hiddens, self.move1, self.move2)
+        if say.reads_resident:
+            from .resident_reads import read_backward_resident
+
+            side = (saved.speeds1, saved.speeds2) if self.moves else self.anchors
+            dside = (own.push1, own.push2) if self.moves else self.danchors
+            read_backward_resident[self.grid](
+                *tiles, *side, dread, own.dq_speed if self.moves else dq_anchor, self.dwhole, self.dx, self.du1, *hiddens, *dside,
+                sigma, saved.norms, self.dscale, *places, *self.sizes, *self.steps,
+                ANCHORED=say.anchored, MOMENTUM=self.moves, LINK=self.link.q,
+                # with more weights only one program fits a multiprocessor, which may then have all registers
+                **({"num_warps": 8} if say.anchored or self.moves else FULL),
+            )  # fmt: skip
+        else:
+            read_backward[self.grid](
+                *tiles, *self.anchors, dread, dq_anchor, self.dwhole, self.dx, self.du1, *hiddens, *self.danchors,
+                sigma, saved.speeds1, saved.speeds2, own.dq_speed, own.push1, own.push2, saved.norms, self.dscale,
+                *places, *self.sizes, *self.steps, ANCHORED=say.anchored, **say.read_backward,
+            )  # fmt: skip
+        # what arrives at the writes takes the place of what no kernel reads any more
+        self.dq, self.dwrite = torch.empty_like(q), self.late_do
+        finish_backward[self.grid](
+            q, k, eta, log_alpha, self.outer.y, dscores2, dread, dq_anchor, self.dq, self.dwrite, self.dlog,
+            kappa, sigma, own.dq_speed, own.dkappa, own.dsigma, *places, *self.sizes[:2], *self.steps, *self.decays,
+            ANCHORED=say.anchored, **say.pairs,
         )  # fmt: skip
-    gates = (_like(deta, eta), _like(dlog, log_alpha), _like(ddelta, delta))
-    dweights = Weights(dw1, dw2, da1, da2, dgain.sum((0, 1)), dshift.sum((0, 1)))
-    dmomentum = None if momentum is None else Momentum(*own[:6])  # type: ignore[arg-type]
-    return Tokens(dq, dk, dv, *gates), dweights, dmomentum, dlead  # type: ignore[arg-type]
+
+    def scan(self, ends: tuple[Tensor, Tensor]) -> None:
+        """The adjoint of the state from the last chunk to the first; du1 and do become whole."""
+        q, k, v, _, _, delta = self.tokens
+        saved, own, say, link = self.saved, self.own, self.say, self.link
+        norm = (self.weights.gain, self.weights.shift)
+        unit, pull, bend = (torch.empty_like(q) for _ in range(3))
+        inverse, mean = torch.empty(2, *q.shape[:2], device=q.device)
+        linearise[self.grid](
+            k, v, delta, saved.o, *norm, unit, pull, bend, inverse, mean, *self.places, self.rows.row, *self.sizes[:2], *self.thresholds,
+            C=self.size, DP=say.wide, BIAS=self.device.gradient, SLOPE=self.device.slope, P=self.p, HAS_DELTA=delta is not None, num_warps=4,
+        )  # fmt: skip
+        _join_states(self.move1, self.move2, self.rows, self.size, self.outer)
+        if own.push1 is not None and own.push2 is not None:
+            end = _last(self.rows, self.size)
+            own.push1.index_copy_(0, end, self.outer.speed1.to(q.dtype))
+            own.push2.index_copy_(0, end, self.outer.speed2.to(q.dtype))
+        arguments = (
+            k, saved.late, saved.late_k, saved.kept, saved.u1, saved.late_u1, unit, pull, bend, inverse, mean, saved.starts1, *self.hiddens,
+            self.du1, self.do, self.move1, self.move2, self.dw1, self.dw2,
+        )  # fmt: skip
+        pushes = (
+            saved.slow, saved.slow_k, saved.slow_u1, self.factors.sigma, self.factors.grown_end, own.push1, own.push2, own.dspeed1, own.dspeed2,
+        )  # fmt: skip
+        mapped = (
+            saved.starts2, *ends, saved.norms, self.dscale, *(self.lead or NO_LEAD), saved.lead_o, saved.before1, saved.before2, *norm,
+            *(self.dlead or NO_LEAD), self.dgain[-1], self.dshift[-1],
+        )  # fmt: skip
+        told = self.slopes() | {"ANCHORED": say.anchored}
+        programs, where = (self.rows.first.shape[0], self.sizes[0]), (*self.places, *self.sizes)
+        if say.scan_backward_resident and self.moves:
+            from .resident_momentum_backward import scan_backward_momentum
+
+            scan_backward_momentum[programs](*arguments, *pushes, *where, num_warps=8)
+        elif say.scan_backward_resident:
+            from .resident_backward import scan_backward_resident
+
+            maps = (link.q, link.floor, link.mass1, link.mass2)
+            scan_backward_resident[programs](*arguments, *mapped, *where, *maps, **told, num_warps=8)
+        else:
+            scan_backward[programs](*arguments, *pushes, *mapped, *where, **told, **say.scan_backward)
+        # what arrives at both writes takes the place of the linearised errors
+        self.dy1, self.dy2 = unit, pull
+
+    def write(self) -> None:
+        """The products of the adjoints at each chunk's end: the writes' share of dk, and what arrives at their vectors and at the decay."""
+        saved, own, say = self.saved, self.own, self.say
+        self.dend = torch.empty(*self.grid, self.sizes[1], device=saved.u1.device)
+        arguments = (
+            saved.late_k, saved.u1, saved.late_u1, self.do, saved.starts1, saved.starts2, *self.anchors, *self.hiddens, self.move1, self.move2,
+            self.dwhole, self.dy1, self.dy2, self.dend, saved.slow_k, saved.slow_u1, saved.speeds1, saved.speeds2,
+            own.push1, own.push2, own.dslow1, own.dslow2, own.dcarried, own.dgrown_end, saved.norms, *self.places, self.rows.row, *self.sizes,
+        )  # fmt: skip
+        if say.reads_resident:
+            from .resident_writes import write_backward_resident
+
+            write_backward_resident[self.grid](
+                *arguments,
+                ANCHORED=say.anchored,
+                MOMENTUM=self.moves,
+                LINK=self.link.q,
+                **({"num_warps": 8} if self.moves else FULL),
+            )
+        else:
+            write_backward[self.grid](*arguments, ANCHORED=say.anchored, **say.write_backward)
+        self.hiddens = ()
+
+    def gates(self) -> Tokens:
+        """From the writes and du1 to the gradients of k, v and the gates."""
+        q, k, v, eta, log_alpha, delta = self.tokens
+        saved, own, say, places = self.saved, self.own, self.say, (*self.places, self.rows.row)
+        deta, ddelta = (torch.empty_like(q, dtype=torch.float32) for _ in range(2))
+        dk, dv = torch.empty_like(q), torch.empty_like(q)
+        bias_backward[self.grid](
+            k, v, delta, saved.o, self.weights.gain, self.weights.shift, self.du1, dv, ddelta, self.dgain[1], self.dshift[1],
+            *places, *self.sizes[:2], *self.thresholds, C=self.size, DP=say.wide, **self.slopes(), **FULL,
+        )  # fmt: skip
+        # a momentum's factors are sums over the channels, which one program then has
+        block = say.wide if self.moves else min(say.wide, 32)
+        gate_backward[(*self.grid, triton.cdiv(self.sizes[1], block))](
+            k, eta, log_alpha, saved.u1, dv, self.dwrite, self.dx, self.dy1, self.dy2, self.dend, self.dwhole, dk, deta, self.dlog,
+            self.factors.kappa, self.factors.grown, own.dslow1, own.dslow2, own.dcarried, own.dkappa, own.dsigma, own.dgrown,
+            *places, *self.sizes[:2], *self.steps, *self.decays,
+            C=self.size, DB=block, HAS_ALPHA=log_alpha is not None, MOMENTUM=self.moves, **FULL,
+        )  # fmt: skip
+        gradients = (_like(deta, eta), _like(self.dlog, log_alpha), _like(ddelta, delta))
+        return Tokens(self.dq, dk, dv, *gradients)  # type: ignore[arg-type]
+
+    def anchors_gradients(self) -> tuple[Tensor | None, Tensor | None]:
+        """What arrives at the anchors, from all chunks."""
+        if not self.say.anchored:
+            return None, None
+        heads, channels, hidden = self.sizes
+        da1, da2 = torch.empty_like(self.dw1), torch.empty_like(self.dw2)
+        anchor_backward[(self.rows.first.shape[0], heads, triton.cdiv(hidden, 32))](
+            self.saved.kept, self.move1, self.move2, *self.danchors, da1, da2, self.rows.length, self.rows.chunk, heads, channels, hidden,
+            C=self.size, DP=self.say.wide, EB=32, num_warps=4,
+        )  # fmt: skip
+        return da1, da2
+
+    def slopes(self) -> dict[str, Any]:
+        """The bias's device functions."""
+        named = {"BIAS": self.device.gradient, "SLOPE": self.device.slope, "DELTA_SLOPE": self.device.delta_slope, "P": self.p}
+        return named | {"HAS_DELTA": self.tokens.delta is not None}
 
 
 class MomentumRoom(NamedTuple):
