@@ -12,7 +12,9 @@ STEPS = ["--optim.steps", "3", "--log.eval_every", "2"]
 
 
 def needs(package):
-    return pytest.mark.skipif(find_spec(package) is None, reason=f"{package} is not installed")
+    found = find_spec(package)
+    # a folder of that name is no package
+    return pytest.mark.skipif(found is None or found.origin is None, reason=f"{package} is not installed")
 
 
 class Notebook(accelerate.tracking.GeneralTracker):

@@ -79,7 +79,7 @@ def chosen_spec(name: str, choices: tuple[str, ...]) -> Spec:
     """A named configuration's preset with arguments of one's own, ``argument=value`` each.
 
     >>> chosen_spec("moneta-anchored-tiny", ("q=3", "link=exact")).retention
-    Lq(q=3.0, link='exact', anchor=True)
+    Lq(q=3.0, link='exact', anchor=True, floor=0.0001)
     """
     preset = presets.PRESETS.get(name.split("-")[0])
     require(preset is not None, f"model.choices are arguments of a preset, and {name} names none of them")
