@@ -12,17 +12,11 @@ import triton
 from torch import Tensor
 
 from .arguments import NO_LEAD, NO_MOMENTUM, Lead, Link, Momentum, Result, Rows, Saved, Tokens, Weights
-from .backward_kernels import (
-    anchor_backward,
-    begin_backward,
-    finish_backward,
-    read_backward,
-    scan_backward,
-    write_backward,
-)
 from .biases import DEVICE, Fused
 from .gate_kernels import bias_backward, gate_backward, linearise
 from .launch import FULL, options, rounded, strides
+from .read_backward_kernels import begin_backward, finish_backward, read_backward
+from .write_backward_kernels import anchor_backward, scan_backward, write_backward
 
 
 def backward(

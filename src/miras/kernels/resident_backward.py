@@ -1,6 +1,6 @@
 """The reverse scan for Hopper in Gluon: both weights' adjoints stay in registers from the last chunk to the first.
 
-``backward_kernels.scan_backward`` says what each step means; ``resident_kernels`` what is assumed of dtype and sizes.
+``write_backward_kernels.scan_backward`` says what each step means; ``resident_kernels`` what is assumed of dtype and sizes.
 
 C = 64 tokens of a chunk, D channels (64 with padding), E hidden channels (256 with padding)
 """
@@ -62,7 +62,7 @@ def scan_backward_resident(
     LINK: gl.constexpr, FLOOR: gl.constexpr, MASS1: gl.constexpr, MASS2: gl.constexpr,
     BIAS: gl.constexpr, SLOPE: gl.constexpr, DELTA_SLOPE: gl.constexpr, P: gl.constexpr, HAS_DELTA: gl.constexpr, ANCHORED: gl.constexpr,
 ):
-    """``backward_kernels.scan_backward`` with both adjoints in registers, those of the chunk's end until all products have read them.
+    """``write_backward_kernels.scan_backward`` with both adjoints in registers, those of the chunk's end until all products have read them.
 
     Tiles that no product reads go straight to registers. The chunk before is copied into every tile that has been read for the last
     time, but where a link needs the room for W2 once more, or a mass for the weights before and after the first token.

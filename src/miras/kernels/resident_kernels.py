@@ -1,7 +1,7 @@
-"""The two scans for Hopper in Gluon, with the state in registers: a chunk's products read copies in shared memory.
+"""The forward scan for Hopper in Gluon, with the state in registers: a chunk's products read copies in shared memory.
 
-For 16-bit products, chunks of 64 tokens, at most 64 channels and 256 hidden ones. They do what ``forward_kernels.scan`` and
-``backward_kernels.scan_backward`` do, which say what each step means; eight warps, each warpgroup half of the hidden channels.
+For 16-bit products, chunks of 64 tokens, at most 64 channels and 256 hidden ones. It does what ``forward_kernels.scan`` does,
+which says what each step means; eight warps, each warpgroup half of the hidden channels.
 
 C = 64 tokens of a chunk, D channels (64 with padding), E hidden channels (256 with padding)
 """

@@ -1,6 +1,6 @@
 """The reverse scan with a momentum for Hopper in Gluon: the weights' adjoints in registers, the momentum's in memory.
 
-``backward_kernels.scan_backward`` says what each step means; ``resident_kernels`` what is assumed of dtype and sizes. A program's float32
+``write_backward_kernels.scan_backward`` says what each step means; ``resident_kernels`` what is assumed of dtype and sizes. A program's float32
 adjoint of the momentum, 128 KiB, is read and written once a chunk and stays in the second-level cache; products read 16-bit copies.
 
 C = 64 tokens of a chunk, D channels (64 with padding), E hidden channels (256 with padding)
@@ -55,7 +55,7 @@ def scan_backward_momentum(
     slow_ptr, slow_k_ptr, slow_u1_ptr, sigma_ptr, grown_end_ptr, push1_ptr, push2_ptr, dspeed1_ptr, dspeed2_ptr,
     first_ptr, length_ptr, chunk_ptr, H: gl.constexpr, D: gl.constexpr, E: gl.constexpr,
 ):
-    """``backward_kernels.scan_backward`` with a momentum and both weights' adjoints in registers.
+    """``write_backward_kernels.scan_backward`` with a momentum and both weights' adjoints in registers.
 
     They stay those of the chunk's end until all of its products have read them. Tiles that no product reads go straight to registers.
     """

@@ -1,6 +1,6 @@
-"""The kernels that are parallel over chunks, for Hopper in Gluon: eight warps a chunk and head, two of them at once on a multiprocessor.
+"""The reads of all chunks for Hopper in Gluon: eight warps a chunk and head, two of them at once on a multiprocessor.
 
-They do what ``forward_kernels.readout``, ``backward_kernels.read_backward`` and ``write_backward`` do, which say what each step means, with
+They do what ``forward_kernels.readout`` and ``read_backward_kernels.read_backward`` do, which say what each step means, with
 every operand placed by hand: tokens' tiles stay in shared memory, hidden tiles pass through a few places there.
 
 C = 64 tokens of a chunk, D channels (64 with padding), E hidden channels in blocks of 64
@@ -174,7 +174,7 @@ def read_backward_resident(
     first_ptr, length_ptr, chunk_ptr, row_ptr, H: gl.constexpr, D: gl.constexpr, E: gl.constexpr, eta_token, eta_head, eta_d, ANCHORED: gl.constexpr,
     MOMENTUM: gl.constexpr, LINK: gl.constexpr,
 ):
-    """``backward_kernels.read_backward``; ``side`` are the anchors in the tokens' dtype, or the momentum at each chunk's start."""
+    """``read_backward_kernels.read_backward``; ``side`` are the anchors in the tokens' dtype, or the momentum at each chunk's start."""
     SIDE: gl.constexpr = ANCHORED or MOMENTUM
     DOT: gl.constexpr = k_ptr.dtype.element_ty
     L: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 2], instr_shape=[16, 32, 16])

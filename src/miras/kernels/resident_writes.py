@@ -1,6 +1,6 @@
 """The write of all chunks backwards, for Hopper in Gluon: eight warps a chunk and head.
 
-It does what ``backward_kernels.write_backward`` does, which says what each step means.
+It does what ``write_backward_kernels.write_backward`` does, which says what each step means.
 
 C = 64 tokens of a chunk, D channels (64 with padding), E hidden channels in blocks of 64
 """
@@ -26,7 +26,7 @@ def write_backward_resident(
     dk_ptr, dy1_ptr, dy2_ptr, dend_ptr, slow_k_ptr, slow_u1_ptr, speeds1_ptr, speeds2_ptr, push1_ptr, push2_ptr, dslow1_ptr, dslow2_ptr, dcarried_ptr, dgrown_ptr, norms_ptr,
     first_ptr, length_ptr, chunk_ptr, row_ptr, H: gl.constexpr, D: gl.constexpr, E: gl.constexpr, ANCHORED: gl.constexpr, MOMENTUM: gl.constexpr, LINK: gl.constexpr,
 ):
-    """``backward_kernels.write_backward``; anchors come in the tokens' dtype."""
+    """``write_backward_kernels.write_backward``; anchors come in the tokens' dtype."""
     DOT: gl.constexpr = u1_ptr.dtype.element_ty
     L: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 2], instr_shape=[16, 32, 16])
     LINES: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [8, 1], [1, 0])
