@@ -8,7 +8,7 @@ import torch
 pytest.importorskip("triton")
 
 from miras.kernels import deep_backward, deep_forward, launch
-from miras.kernels.arguments import Lead, Link, Momentum, Rows, Tokens, Weights
+from miras.kernels.arguments import Given, Lead, Link, Momentum, Rows, Tokens, Weights
 from miras.kernels.biases import Fused
 
 resident = [
@@ -72,7 +72,7 @@ def arguments(anchored, moves, linked, leads):
     link = Link(4.0, 1e-4) if linked else Link(mass1=64.0, mass2=256.0) if leads else Link()
     rows = Rows.of([T], C, torch.device("cpu"))
     kept = Weights(*weights[:2], *anchors, full(H, D), full(H, D))
-    return tokens, kept, momentum, lead, rows, C, Fused("Huber", 2.0), link
+    return Given(tokens, kept, momentum, lead, rows, C, Fused("Huber", 2.0), link)
 
 
 @pytest.mark.parametrize("hopper", [False, True])
@@ -89,8 +89,8 @@ def test_launches_fit_their_kernels(hopper, anchored, kind, seen, monkeypatch):
     for module in (deep_forward, deep_backward):
         monkeypatch.setattr(module, "options", forced if hopper else made)
     given = arguments(anchored, moves, kind == "link", kind == "lead")
-    result, saved = deep_forward.forward(*given)
-    deep_backward.backward(*given, (result.w1, result.w2), saved, result)
+    result, saved = deep_forward.forward(given)
+    deep_backward.backward(given, (result.w1, result.w2), saved, result)
     own = [name for name in seen if name.endswith(("_resident", "_momentum"))]
     assert len(seen) == 12 + anchored
     assert len(own) == (0 if not hopper else 2 if anchored and moves else 5)

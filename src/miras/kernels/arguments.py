@@ -6,10 +6,13 @@ R sequences, B batch, T time, H heads, D channels, E hidden channels, N chunks
 from __future__ import annotations
 
 from itertools import accumulate
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
+
+if TYPE_CHECKING:
+    from .biases import Fused
 
 
 class Rows(NamedTuple):
@@ -112,6 +115,19 @@ class Lead(NamedTuple):
 
 
 NO_LEAD = (None,) * len(Lead._fields)
+
+
+class Given(NamedTuple):
+    """All that both passes take: what is read, from which state, in chunks of how many tokens, with which bias and link."""
+
+    tokens: Tokens
+    weights: Weights
+    momentum: Momentum | None
+    lead: Lead | None
+    rows: Rows
+    size: int
+    bias: Fused
+    link: Link
 
 
 class Saved(NamedTuple):

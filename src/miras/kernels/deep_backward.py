@@ -11,8 +11,8 @@ import torch
 import triton
 from torch import Tensor
 
-from .arguments import NO_LEAD, NO_MOMENTUM, Lead, Link, Momentum, Result, Rows, Saved, Tokens, Weights
-from .biases import DEVICE, Fused
+from .arguments import NO_LEAD, NO_MOMENTUM, Given, Lead, Momentum, Result, Rows, Saved, Tokens, Weights
+from .biases import DEVICE
 from .gate_kernels import bias_backward, gate_backward, linearise
 from .launch import FULL, options, rounded, strides
 from .read_backward_kernels import begin_backward, finish_backward, read_backward
@@ -20,26 +20,16 @@ from .write_backward_kernels import anchor_backward, scan_backward, write_backwa
 
 
 def backward(
-    tokens: Tokens,
-    weights: Weights,
-    momentum: Momentum | None,
-    lead: Lead | None,
-    rows: Rows,
-    size: int,
-    bias: Fused,
-    link: Link,
-    ends: tuple[Tensor, Tensor],
-    saved: Saved,
-    outer: Result,
+    given: Given, ends: tuple[Tensor, Tensor], saved: Saved, outer: Result
 ) -> tuple[Tokens, Weights, Momentum | None, Lead | None]:
     """The gradients of tokens, weights, momentum and first tokens, given those of the results, ``outer``; ``ends`` are the outgoing weights."""
-    run = Pass(tokens, weights, momentum, lead, rows, size, bias, link, saved, outer)
+    run = Pass(given, saved, outer)
     run.read()
     run.scan(ends)
     run.write()
     dtokens = run.gates()
     dweights = Weights(run.dw1, run.dw2, *run.anchors_gradients(), run.dgain.sum((0, 1)), run.dshift.sum((0, 1)))
-    dmomentum = None if momentum is None else Momentum(*run.own[:6])  # type: ignore[arg-type]
+    dmomentum = None if given.momentum is None else Momentum(*run.own[:6])  # type: ignore[arg-type]
     return dtokens, dweights, dmomentum, run.dlead
 
 
@@ -50,19 +40,8 @@ class Pass:
     product enters. What is not needed any more is let go: several of these tensors are as large as the weights of all chunks.
     """
 
-    def __init__(
-        self,
-        tokens: Tokens,
-        weights: Weights,
-        momentum: Momentum | None,
-        lead: Lead | None,
-        rows: Rows,
-        size: int,
-        bias: Fused,
-        link: Link,
-        saved: Saved,
-        outer: Result,
-    ) -> None:
+    def __init__(self, given: Given, saved: Saved, outer: Result) -> None:
+        tokens, weights, momentum, lead, rows, size, bias, link = given
         q = tokens.q
         self.tokens, self.weights, self.momentum, self.lead = tokens, weights, momentum, lead
         self.rows, self.size, self.link, self.saved, self.outer = rows, size, link, saved, outer

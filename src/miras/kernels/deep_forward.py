@@ -8,23 +8,15 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .arguments import NO_LEAD, NO_MOMENTUM, Lead, Link, Momentum, Result, Rows, Saved, Tokens, Weights
-from .biases import DEVICE, Fused
+from .arguments import NO_LEAD, NO_MOMENTUM, Given, Link, Result, Saved, Weights
+from .biases import DEVICE
 from .forward_kernels import finish, prepare, readout, scan
 from .launch import FULL, options, rounded, strides
 
 
-def forward(
-    tokens: Tokens,
-    weights: Weights,
-    momentum: Momentum | None,
-    lead: Lead | None,
-    rows: Rows,
-    size: int,
-    bias: Fused,
-    link: Link,
-) -> tuple[Result, Saved]:
+def forward(given: Given) -> tuple[Result, Saved]:
     """What no weight enters, the scan over chunks, then the readout of all of them."""
+    tokens, weights, momentum, lead, rows, size, bias, link = given
     q, k, v, eta, log_alpha, delta = tokens
     heads, channels = q.shape[1:]
     hidden, chunks = weights.w2.shape[2], rows.row.shape[0]

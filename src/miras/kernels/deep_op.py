@@ -17,7 +17,7 @@ from ..memory import MLP
 from ..retention import KL, L2, Keep, Lq, Retention
 from ..spec import Spec
 from ..types import Gates, Norm, State
-from .arguments import Lead, Link, Momentum, Result, Rows, Saved, Tokens, Weights
+from .arguments import Given, Lead, Link, Momentum, Result, Rows, Saved, Tokens, Weights
 from .biases import Fused, fused
 from .deep_backward import backward
 from .deep_forward import empty_result, empty_saved, forward
@@ -130,7 +130,7 @@ def deep_forward(
     tokens = Tokens(q, k, v, eta, log_alpha, delta)
     weights = Weights(w1, w2, anchor1, anchor2, gain, shift)
     rows, link = Rows(first, length, chunk, row), Link(power, floor, mass1, mass2)
-    result, saved = forward(tokens, weights, _momentum(momentum), _lead(lead), rows, size, Fused(bias, p), link)
+    result, saved = forward(Given(tokens, weights, _momentum(momentum), _lead(lead), rows, size, Fused(bias, p), link))
     return [*result, *saved]
 
 
@@ -178,10 +178,10 @@ def deep_backward(
     tokens = Tokens(q, k, v, eta, log_alpha, delta)
     weights = Weights(w1, w2, anchor1, anchor2, gain, shift)
     rows = Rows(first, length, chunk, row)
-    link, results = Link(power, floor, mass1, mass2), (Saved(*saved[2:]), Result(*outer))
-    dtokens, dweights, dmomentum, dlead = backward(
-        tokens, weights, _momentum(momentum), _lead(lead), rows, size, Fused(bias, p), link, (saved[0], saved[1]), *results
+    given = Given(
+        tokens, weights, _momentum(momentum), _lead(lead), rows, size, Fused(bias, p), Link(power, floor, mass1, mass2)
     )
+    dtokens, dweights, dmomentum, dlead = backward(given, (saved[0], saved[1]), Saved(*saved[2:]), Result(*outer))
     pairs = zip((*dtokens, *dweights), (*tokens, *weights), strict=True)
     return [
         *(q.new_empty(0) if d is None or x is None else d.to(x.dtype) for d, x in pairs),
