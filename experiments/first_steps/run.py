@@ -1,15 +1,14 @@
-"""Whether tiny language models learn: associative recall and a page of text, on the CPU, in a minute or so each.
+"""Whether tiny language models learn associative recall, on the CPU, in a minute or so each.
 
-    python experiments/first_steps/run.py --task recall --models yaad-tiny,gated_deltanet-tiny --steps 400
+    python experiments/first_steps/run.py --models yaad-tiny,gated_deltanet-tiny --steps 400
 
-B batch, T time, P pairs
+B batch, P pairs
 """
 
 from __future__ import annotations
 
 import argparse
 import time
-from pathlib import Path
 
 import torch
 import torch.nn.functional as F
@@ -17,7 +16,6 @@ from torch import Tensor
 
 from miras.hf import MirasConfig, MirasForCausalLM
 
-ROOT = Path(__file__).parent.parent.parent
 MODELS = "yaad-tiny,yaad-anchored-tiny,memora-tiny,moneta-tiny,gated_deltanet-tiny"
 KEYS, VALUES = 32, 32
 
@@ -34,33 +32,22 @@ def recall_batch(batch: int, pairs: int, generator: torch.Generator) -> tuple[Te
     return torch.cat([shown, asked], 1), torch.cat([torch.full_like(shown, -100), labels], 1)
 
 
-def text_batch(batch: int, length: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Stretches of this repository's licence, byte by byte."""
-    text = torch.frombuffer(bytearray((ROOT / "LICENSE").read_bytes()), dtype=torch.uint8).long()
-    starts = torch.randint(len(text) - length, (batch,), generator=generator)
-    ids = torch.stack([text[start : start + length] for start in starts.tolist()])
-    return ids, ids
-
-
 def accuracy(logits: Tensor, labels: Tensor) -> float:
     """The share of labels that the likeliest token equals."""
     there = labels[:, 1:] != -100
     return (logits[:, :-1].argmax(-1) == labels[:, 1:])[there].float().mean().item()
 
 
-def train(
-    name: str, task: str, steps: int, batch: int, size: int, rate: float, seed: int, output_gate: str | None
-) -> dict[str, float]:
+def train(name: str, steps: int, batch: int, pairs: int, rate: float, seed: int, output_gate: str | None) -> dict[str, float]:
     """Loss of the first and the last batches, accuracy on fresh ones, seconds."""
     torch.manual_seed(seed)
     generator = torch.Generator().manual_seed(seed)
-    draw = recall_batch if task == "recall" else text_batch
-    model = MirasForCausalLM(MirasConfig.preset(name, chunk_size=16, value_norm=task == "recall", output_gate=output_gate))
+    model = MirasForCausalLM(MirasConfig.preset(name, chunk_size=16, value_norm=True, output_gate=output_gate))
     optimiser = torch.optim.AdamW(model.parameters(), lr=rate, weight_decay=0.01, betas=(0.9, 0.98))
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimiser, rate, total_steps=steps, pct_start=0.1)
     losses, norms, begin = [], [], time.perf_counter()
     for _ in range(steps):
-        ids, labels = draw(batch, size, generator)
+        ids, labels = recall_batch(batch, pairs, generator)
         loss = model(ids, labels=labels).loss
         loss.backward()
         norms.append(torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0).item())
@@ -71,7 +58,7 @@ def train(
     seconds = time.perf_counter() - begin
     model.eval()
     with torch.no_grad():
-        ids, labels = draw(4 * batch, size, generator)
+        ids, labels = recall_batch(4 * batch, pairs, generator)
         logits = model(ids).logits
         loss = F.cross_entropy(logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten()).item()
     first = sum(losses[:5]) / 5
@@ -83,10 +70,9 @@ def main() -> None:
     """Train each model and print a table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", default=MODELS)
-    parser.add_argument("--task", choices=("recall", "text"), default="recall")
     parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--batch", type=int, default=32)
-    parser.add_argument("--size", type=int, default=8, help="pairs, or bytes of a stretch")
+    parser.add_argument("--pairs", type=int, default=8)
     parser.add_argument("--rate", type=float, default=4e-3)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--output-gate", choices=("silu", "sigmoid", "none"), help="the model's own when not given")
@@ -94,7 +80,7 @@ def main() -> None:
     torch.set_num_threads(1)
     print("| model | first loss | last loss | accuracy | largest gradient norm | seconds |\n|---|---|---|---|---|---|")
     for name in given.models.split(","):
-        found = train(name, given.task, given.steps, given.batch, given.size, given.rate, given.seed, given.output_gate)
+        found = train(name, given.steps, given.batch, given.pairs, given.rate, given.seed, given.output_gate)
         cells = " | ".join(f"{value:.3g}" for value in found.values())
         print(f"| {name} | {cells} |", flush=True)
 
