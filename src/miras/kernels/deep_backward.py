@@ -23,7 +23,6 @@ from .backward_kernels import (
 from .biases import DEVICE, Fused
 from .gate_kernels import bias_backward, gate_backward, linearise
 from .launch import FULL, in_width, options, rounded, strides
-from .states import join_state, outgoing_place
 
 
 def backward(
@@ -110,10 +109,9 @@ def backward(
         k, v, delta, saved.o, *norm, unit, pull, bend, inverse, mean, *places, rows.row, heads, channels, *thresholds,
         C=size, DP=say.wide, BIAS=device.gradient, SLOPE=device.slope, P=bias.p, HAS_DELTA=delta is not None, num_warps=4,
     )  # fmt: skip
-    for move, state, tail in ((move1, outer.w1, outer.tail1), (move2, outer.w2, outer.tail2)):
-        join_state(move, state, tail, rows, size)
+    _join_states(move1, move2, rows, size, outer)
     if own.push1 is not None and own.push2 is not None:
-        end = outgoing_place(rows, size)
+        end = _last(rows, size)
         own.push1.index_copy_(0, end, outer.speed1.to(q.dtype))
         own.push2.index_copy_(0, end, outer.speed2.to(q.dtype))
     arguments = (
@@ -212,3 +210,16 @@ def _momentum_room(q: Tensor, momentum: Momentum | None, saved: Saved, rows: Row
     pushed = (saved.speeds1.shape[0] + rows.first.shape[0], *saved.speeds1.shape[1:])
     pushes = (q.new_empty(pushed) for _ in range(2))
     return MomentumRoom(outer.speed1.clone(), outer.speed2.clone(), *(torch.empty_like(x) for x in factors), *pushes)
+
+
+def _join_states(move1: Tensor, move2: Tensor, rows: Rows, size: int, outer: Result) -> None:
+    """What arrives at the outgoing weights, and at those an open chunk starts from, takes its place among the chunks' own shares."""
+    begun, end = (rows.length % size != 0)[:, None, None, None], _last(rows, size)
+    for move, state, tail in ((move1, outer.w1, outer.tail1), (move2, outer.w2, outer.tail2)):
+        move.index_copy_(0, end, state.to(move.dtype))
+        move.index_add_(0, (end - 1).clamp_min(0), torch.where(begun, tail, 0.0).to(move.dtype))
+
+
+def _last(rows: Rows, size: int) -> Tensor:
+    """The place of each sequence's outgoing state, behind its chunks' own."""
+    return rows.chunk + (rows.length + size - 1) // size + torch.arange(rows.first.shape[0], device=rows.first.device)

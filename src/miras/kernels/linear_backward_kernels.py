@@ -19,15 +19,15 @@ from .tiles import decayed_scores, decays, norm_backprop, place, rows, spacing, 
 @triton.jit
 def linear_read_backward(
     q_ptr, k_ptr, eta_ptr, log_alpha_ptr, u1_ptr, starts_ptr, anchor_ptr, gain_ptr, dy_ptr,
-    dq_ptr, dk_ptr, dx_ptr, share_ptr, dlog_ptr, move_ptr, danchor_ptr, dgain_ptr, dshift_ptr,
+    dq_ptr, dk_ptr, dx_ptr, dwrite_ptr, dlog_ptr, share_ptr, danchor_ptr, dgain_ptr, dshift_ptr,
     first_ptr, length_ptr, chunk_ptr, row_ptr, H: tl.constexpr, D: tl.constexpr, eta_token, eta_head, eta_d, alpha_token, alpha_head, alpha_d,
     C: tl.constexpr, DP: tl.constexpr, BLOCK: tl.constexpr, HAS_ALPHA: tl.constexpr, ANCHORED: tl.constexpr,
     DOT: tl.constexpr, PAIR: tl.constexpr, PRECISION: tl.constexpr,
 ):
     """One program a chunk and head: the read is made again and gone through.
 
-    dq is whole; ``dk`` is the read's share; ``dx`` is what arrives at x_i = eta_i u1_i and ``share`` eta_i dx_i, the read's share of du1;
-    ``dlog`` is dL as the reading token; ``move`` receives Q' (b dO), what the chunk adds to the adjoint of its starting weight.
+    dq is whole; ``dk`` is the read's share; ``dx`` is what arrives at x_i = eta_i u1_i and ``dwrite`` eta_i dx_i, the read's share of du1;
+    ``dlog`` is dL as the reading token; ``share`` is Q' (b dO), what the chunk's reads add to the adjoint of its starting weight.
     """
     number, head = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
     d, t = tl.arange(0, DP), tl.arange(0, C)
@@ -35,7 +35,7 @@ def linear_read_backward(
     there_d = there[:, None] & (d[None, :] < D)
     out = token[:, None] * H * D + head * D + d[None, :]
     at, inside = d[:, None] * D + d[None, :], (d[:, None] < D) & (d[None, :] < D)
-    save, base, slot = (number * H + head) * D * D, (row * H + head) * D * D, ((number + row) * H + head) * D * D
+    save, base = (number * H + head) * D * D, (row * H + head) * D * D
     q, k = tile(q_ptr, token, head, d, H, D, there), tile(k_ptr, token, head, d, H, D, there)
     eta = rows(eta_ptr, token, head, d, eta_token, eta_head, eta_d, there, D)
     x = eta * tile(u1_ptr, token, head, d, H, D, there)
@@ -65,10 +65,10 @@ def linear_read_backward(
         dscores = tl.where(t[:, None] >= t[None, :], dscores, 0.0)
         dx = -tl.dot(tl.trans(scores.to(DOT)), do.to(DOT), input_precision=PRECISION)
     tl.store(dx_ptr + out, dx, mask=there_d)
-    tl.store(share_ptr + out, eta * dx, mask=there_d)
+    tl.store(dwrite_ptr + out, eta * dx, mask=there_d)
     query, key, dscores, low = q.to(DOT), k.to(DOT), dscores.to(DOT), late_do.to(DOT)
     tl.store(dk_ptr + out, tl.dot(tl.trans(dscores), query, input_precision=PRECISION), mask=there_d)
-    tl.store(move_ptr + slot + at, tl.dot(tl.trans(query), low, input_precision=PRECISION), mask=inside)
+    tl.store(share_ptr + save + at, tl.dot(tl.trans(query), low, input_precision=PRECISION), mask=inside)
     dq = dy + tl.dot(dscores, key, input_precision=PRECISION)
     dq += tl.dot(low, tl.trans(weight(starts_ptr + save, at, inside)), input_precision=PRECISION)
     if ANCHORED:
@@ -80,51 +80,52 @@ def linear_read_backward(
 
 @triton.jit
 def linear_scan_backward(
-    k_ptr, late_ptr, kept_ptr, u1_ptr, unit_ptr, pull_ptr, bend_ptr, inverse_ptr, mean_ptr, share_ptr, du1_ptr, do_ptr, move_ptr, dw_ptr,
-    first_ptr, length_ptr, chunk_ptr, H: tl.constexpr, D: tl.constexpr, late_token, late_head, late_d,
+    k_ptr, late_ptr, kept_ptr, u1_ptr, unit_ptr, pull_ptr, bend_ptr, inverse_ptr, mean_ptr, dwrite_ptr, du1_ptr, do_ptr, share_ptr, ends_ptr,
+    dend_ptr, dtail_ptr, dw_ptr, first_ptr, length_ptr, chunk_ptr, H: tl.constexpr, D: tl.constexpr, late_token, late_head, late_d,
     C: tl.constexpr, DP: tl.constexpr, HAS_ALPHA: tl.constexpr, DOT: tl.constexpr, PRECISION: tl.constexpr,
 ):
     """One program a sequence and head: dA = b_C dA' + R + K' dO with dO = J g and g = eta dx - late (K dA'), from the last chunk to the first.
 
-    ``dw`` comes in as the outgoing state's gradient and leaves as the incoming one's; ``du1`` receives g; in ``move`` a chunk's own share R
-    is replaced by the adjoint of its starting weight.
+    ``dend`` and ``dtail`` are what arrives at the outgoing weight and at an open chunk's starting one, ``dw`` the incoming one's gradient;
+    ``ends`` receives dA' of every chunk, ``du1`` and ``do`` g and dO.
     """
     row, head = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
     first, length, chunk0 = tl.load(first_ptr + row), tl.load(length_ptr + row), tl.load(chunk_ptr + row)
     d, t = tl.arange(0, DP), tl.arange(0, C)
     at, inside = d[:, None] * D + d[None, :], (d[:, None] < D) & (d[None, :] < D)
     base = (row * H + head) * D * D
-    da = weight(dw_ptr + base, at, inside)
+    da = weight(dend_ptr + base, at, inside)
     chunks = (length + C - 1) // C
     for back in range(chunks):
         n = chunks - 1 - back
-        token, there = first + n * C + t, n * C + t < length
+        token, there = first + n * C, n * C + t < length
         there_d = there[:, None] & (d[None, :] < D)
-        out = token[:, None] * H * D + head * D + d[None, :]
-        slot = ((chunk0 + n + row) * H + head) * D * D
-        key = tile(k_ptr, token, head, d, H, D, there).to(DOT)
-        late, g = rows(late_ptr, token, head, d, late_token, late_head, late_d, there, D), tile(share_ptr, token, head, d, H, D, there)
-        u1, unit = tile(u1_ptr, token, head, d, H, D, there), tile(unit_ptr, token, head, d, H, D, there)
-        c, bend = tile(pull_ptr, token, head, d, H, D, there), tile(bend_ptr, token, head, d, H, D, there)
-        inverse = tl.load(inverse_ptr + token * H + head, mask=there, other=0.0)
-        mean_cx = tl.load(mean_ptr + token * H + head, mask=there, other=0.0)
-        moved = weight(move_ptr + slot, at, inside).to(tl.float32)
-        g -= late * tl.dot(key, da.to(DOT), input_precision=PRECISION)
-        tl.store(du1_ptr + out, g, mask=there_d)
+        # addresses of 32 bits from a chunk's first token on
+        here, out, save = (token * H + head) * D, t[:, None] * H * D + d[None, :], ((chunk0 + n) * H + head) * D * D
+        key = tile(k_ptr + here, t, 0, d, H, D, there).to(DOT)
+        late, g = rows(late_ptr + token * late_token + head * late_head, t, 0, d, late_token, late_head, late_d, there, D), tile(dwrite_ptr + here, t, 0, d, H, D, there)
+        u1, unit = tile(u1_ptr + here, t, 0, d, H, D, there), tile(unit_ptr + here, t, 0, d, H, D, there)
+        c, bend = tile(pull_ptr + here, t, 0, d, H, D, there), tile(bend_ptr + here, t, 0, d, H, D, there)
+        inverse = tl.load(inverse_ptr + token * H + head + t * H, mask=there, other=0.0)
+        mean_cx = tl.load(mean_ptr + token * H + head + t * H, mask=there, other=0.0)
+        share = weight(share_ptr + save, at, inside).to(tl.float32)
+        low = da.to(DOT)
+        tl.store(ends_ptr + save + at, low, mask=inside)
+        g -= late * tl.dot(key, low, input_precision=PRECISION)
+        tl.store(du1_ptr + here + out, g, mask=there_d)
         do = through_norm(g, unit, u1, c, bend, inverse, mean_cx, d, D).to(DOT)
-        tl.store(do_ptr + out, do, mask=there_d)
+        tl.store(do_ptr + here + out, do, mask=there_d)
         if HAS_ALPHA:
             da *= tl.load(kept_ptr + ((chunk0 + n) * H + head) * D + d, mask=d < D, other=0.0)[None, :]
-        da += moved + tl.dot(tl.trans(key), do, input_precision=PRECISION)
-        # other threads may still read what is written over
-        tl.debug_barrier()
-        tl.store(move_ptr + slot + at, da, mask=inside)
+        da += share + tl.dot(tl.trans(key), do, input_precision=PRECISION)
+        if (n + 1) * C > length:
+            da += weight(dtail_ptr + base, at, inside)
     tl.store(dw_ptr + base + at, da, mask=inside)
 
 
 @triton.jit
 def linear_write_backward(
-    k_ptr, eta_ptr, log_alpha_ptr, u1_ptr, do_ptr, dx_ptr, dv_ptr, starts_ptr, anchor_ptr, move_ptr, dread_ptr, dk_ptr, deta_ptr, dlog_ptr,
+    k_ptr, eta_ptr, log_alpha_ptr, u1_ptr, do_ptr, dx_ptr, dv_ptr, starts_ptr, anchor_ptr, ends_ptr, dread_ptr, dk_ptr, deta_ptr, dlog_ptr,
     first_ptr, length_ptr, chunk_ptr, row_ptr, H: tl.constexpr, D: tl.constexpr, eta_token, eta_head, eta_d, alpha_token, alpha_head, alpha_d,
     C: tl.constexpr, DP: tl.constexpr, HAS_ALPHA: tl.constexpr, ANCHORED: tl.constexpr, DOT: tl.constexpr, PRECISION: tl.constexpr,
 ):
@@ -138,8 +139,8 @@ def linear_write_backward(
     there_d = there[:, None] & (d[None, :] < D)
     out = token[:, None] * H * D + head * D + d[None, :]
     at, inside = d[:, None] * D + d[None, :], (d[:, None] < D) & (d[None, :] < D)
-    save, slot = (number * H + head) * D * D, ((number + row + 1) * H + head) * D * D
-    a, da = weight(starts_ptr + save, at, inside), weight(move_ptr + slot, at, inside)
+    save = (number * H + head) * D * D
+    a, da = weight(starts_ptr + save, at, inside), weight(ends_ptr + save, at, inside)
     dk = tile(dread_ptr, token, head, d, H, D, there) - tile(dv_ptr, token, head, d, H, D, there)
     dk += tl.dot(tile(do_ptr, token, head, d, H, D, there).to(DOT), tl.trans(a), input_precision=PRECISION)
     key = tile(k_ptr, token, head, d, H, D, there).to(DOT)
@@ -170,7 +171,7 @@ def linear_write_backward(
 
 @triton.jit
 def linear_anchor_backward(
-    kept_ptr, move_ptr, danchor_ptr, da_ptr, length_ptr, chunk_ptr, H: tl.constexpr, D: tl.constexpr,
+    kept_ptr, ends_ptr, danchor_ptr, da_ptr, length_ptr, chunk_ptr, H: tl.constexpr, D: tl.constexpr,
     C: tl.constexpr, DP: tl.constexpr, EB: tl.constexpr,
 ):
     """The anchor receives what is not kept of the adjoint, and its own part of the reads, of all chunks in turn."""
@@ -180,7 +181,7 @@ def linear_anchor_backward(
     at, inside = e * D + d[None, :], (e < D) & (d[None, :] < D)
     da = tl.zeros([EB, DP], tl.float32)
     for n in range(chunks):
-        save, slot = ((chunk0 + n) * H + head) * D * D, ((chunk0 + n + row + 1) * H + head) * D * D
+        save = ((chunk0 + n) * H + head) * D * D
         lost = 1 - tl.load(kept_ptr + ((chunk0 + n) * H + head) * D + d, mask=d < D, other=0.0)[None, :]
-        da += lost * weight(move_ptr + slot, at, inside).to(tl.float32) + weight(danchor_ptr + save, at, inside).to(tl.float32)
+        da += lost * weight(ends_ptr + save, at, inside).to(tl.float32) + weight(danchor_ptr + save, at, inside).to(tl.float32)
     tl.store(da_ptr + (row * H + head) * D * D + at, da, mask=inside)

@@ -54,11 +54,12 @@ def linear_scan(
     base = (row * H + head) * D * D
     a = weight(w_ptr + base, at, inside)
     for n in range((length + C - 1) // C):
-        number, token, there = chunk0 + n, first + n * C + t, n * C + t < length
+        number, token, there = chunk0 + n, first + n * C, n * C + t < length
         there_d = there[:, None] & (d[None, :] < D)
-        out = token[:, None] * H * D + head * D + d[None, :]
-        k, v = tile(k_ptr, token, head, d, H, D, there), tile(v_ptr, token, head, d, H, D, there)
-        late = rows(late_ptr, token, head, d, late_token, late_head, late_d, there, D)
+        # addresses of 32 bits from a chunk's first token on
+        here, out = (token * H + head) * D, t[:, None] * H * D + d[None, :]
+        k, v = tile(k_ptr + here, t, 0, d, H, D, there), tile(v_ptr + here, t, 0, d, H, D, there)
+        late = rows(late_ptr + token * late_token + head * late_head, t, 0, d, late_token, late_head, late_d, there, D)
         key, start = k.to(DOT), a.to(DOT)
         tl.store(starts_ptr + (number * H + head) * D * D + at, start, mask=inside)
         if (n + 1) * C > length:
@@ -66,10 +67,10 @@ def linear_scan(
         o = tl.dot(key, start, input_precision=PRECISION)
         delta = o
         if HAS_DELTA:
-            delta = rows(delta_ptr, token, head, d, delta_token, delta_head, delta_d, there, D)
+            delta = rows(delta_ptr + token * delta_token + head * delta_head, t, 0, d, delta_token, delta_head, delta_d, there, D)
         u1 = surprise(o, k, v, delta, gain, shift, there, d, D, BIAS, P)
-        tl.store(u1_ptr + out, u1, mask=there_d)
-        tl.store(o_ptr + out, o, mask=there_d)
+        tl.store(u1_ptr + here + out, u1, mask=there_d)
+        tl.store(o_ptr + here + out, o, mask=there_d)
         if HAS_ALPHA:
             kept = tl.load(kept_ptr + (number * H + head) * D + d, mask=d < D, other=0.0)[None, :]
             a = kept * a

@@ -23,7 +23,6 @@ from .linear_backward_kernels import (
     linear_write_backward,
 )
 from .linear_kernels import linear_readout, linear_scan, linear_steps
-from .states import join_state
 
 
 class Weight(NamedTuple):
@@ -124,14 +123,14 @@ def backward(
     where = (*places, rows.row, *sizes)
     steps, decays, thresholds = strides(eta), strides(log_alpha), strides(delta)
     grid, programs = (chunks, heads), (sequences, heads)
-    dq, dk, dv, dx, share, do, unit, pull, bend = (torch.empty_like(q) for _ in range(9))
+    dq, dk, dv, dx, dwrite, do, unit, pull, bend = (torch.empty_like(q) for _ in range(9))
     dread, du1, deta, dlog, ddelta = (torch.empty_like(q, dtype=torch.float32) for _ in range(5))
-    move, dw = q.new_empty(chunks + sequences, heads, channels, channels), outer.w.clone()
+    shares, ends, dw = torch.empty_like(saved.starts), torch.empty_like(saved.starts), torch.empty_like(w)
     danchor, da = (None, None) if anchor is None else (torch.empty_like(saved.starts), torch.empty_like(w))
     dgain, dshift = torch.empty(2, 2, chunks, heads, channels, device=q.device)
     linear_read_backward[grid](
         q, k, eta, log_alpha, saved.u1, saved.starts, anchor, gain, outer.y,
-        dq, dread, dx, share, dlog, move, danchor, dgain[0], dshift[0], *where, *steps, *decays, **say.read,
+        dq, dread, dx, dwrite, dlog, shares, danchor, dgain[0], dshift[0], *where, *steps, *decays, **say.read,
     )  # fmt: skip
     device = DEVICE[bias.name]
     told = {"BIAS": device.gradient, "SLOPE": device.slope, "P": bias.p, "HAS_DELTA": delta is not None}
@@ -139,10 +138,9 @@ def backward(
     linearise[grid](
         k, v, delta, saved.o, gain, shift, unit, pull, bend, inverse, mean, *where, *thresholds, **say.shape, **told, num_warps=4,
     )  # fmt: skip
-    join_state(move, outer.w, outer.tail, rows, size)
     late = eta if log_alpha is None else saved.late
     linear_scan_backward[programs](
-        k, late, saved.kept, saved.u1, unit, pull, bend, inverse, mean, share, du1, do, move, dw,
+        k, late, saved.kept, saved.u1, unit, pull, bend, inverse, mean, dwrite, du1, do, shares, ends, outer.w, outer.tail, dw,
         *places, *sizes, *strides(late), **say.scan_backward,
     )  # fmt: skip
     bias_backward[grid](
@@ -150,12 +148,12 @@ def backward(
         **say.shape, DELTA_SLOPE=device.delta_slope, **told, **FULL,
     )  # fmt: skip
     linear_write_backward[grid](
-        k, eta, log_alpha, saved.u1, do, dx, dv, saved.starts, anchor, move, dread, dk, deta, dlog,
+        k, eta, log_alpha, saved.u1, do, dx, dv, saved.starts, anchor, ends, dread, dk, deta, dlog,
         *where, *steps, *decays, **say.write,
     )  # fmt: skip
     if anchor is not None:
         linear_anchor_backward[(*programs, triton.cdiv(channels, 16))](
-            saved.kept, move, danchor, da, rows.length, rows.chunk, *sizes, **say.shape, EB=16, num_warps=4,
+            saved.kept, ends, danchor, da, rows.length, rows.chunk, *sizes, **say.shape, EB=16, num_warps=4,
         )  # fmt: skip
     gates = (in_width(deta, eta), in_width(dlog, log_alpha), in_width(ddelta, delta))
     return Tokens(dq, dk, dv, *gates), Weight(dw, da, dgain.sum((0, 1)), dshift.sum((0, 1)))  # type: ignore[arg-type]

@@ -80,15 +80,3 @@ def opened(
     moved = tuple(a - b for a, b in zip(kept, end, strict=True))
     position = torch.tensor([length % size for length in lengths])
     return reached._replace(accumulated=start, chunk=Progress(start, moved, decays, (zero,) * len(start), position))
-
-
-def join_state(move: Tensor, state: Tensor, tail: Tensor, rows: Rows, size: int) -> None:
-    """What arrives at a weight going out, and at that an open chunk starts from, takes its place among the chunks' own shares."""
-    begun, end = (rows.length % size != 0)[:, None, None, None], outgoing_place(rows, size)
-    move.index_copy_(0, end, state.to(move.dtype))
-    move.index_add_(0, (end - 1).clamp_min(0), torch.where(begun, tail, 0.0).to(move.dtype))
-
-
-def outgoing_place(rows: Rows, size: int) -> Tensor:
-    """The place of each sequence's outgoing state, behind its chunks' own."""
-    return rows.chunk + (rows.length + size - 1) // size + torch.arange(rows.first.shape[0], device=rows.first.device)
