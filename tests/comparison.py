@@ -1,4 +1,4 @@
-"""Kernels against the chunk form: the same call in float32 by the kernels and in float64 in plain PyTorch, values and every gradient."""
+"""A call in float32 by the kernels against the chunk form in float64: values, states and every gradient."""
 
 import torch
 

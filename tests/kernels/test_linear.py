@@ -1,4 +1,4 @@
-"""The fused 1-layer MLP memory against the chunk form in float64, values and every gradient; on the CPU by Triton's interpreter."""
+"""The fused 1-layer MLP memory against the chunk form in float64, values and every gradient; on a CPU interpreted."""
 
 from dataclasses import replace
 
@@ -13,9 +13,9 @@ from miras.kernels import linear_op, proven
 from miras.types import State
 
 
-def linear(of=bias.L2(), anchor=False):
+def linear(loss=None, anchor=False):
     kept = retention.L2(at="previous", anchor=anchor)
-    return Spec(memory=memory.MLP(depth=1), bias=of, retention=kept, algorithm=algorithm.GradientDescent())
+    return Spec(memory=memory.MLP(depth=1), bias=loss or bias.L2(), retention=kept, algorithm=algorithm.GradientDescent())
 
 
 HUBER = bias.Huber(form="coordinate", smooth=False)
@@ -106,7 +106,7 @@ def test_gradients_reach_the_state_that_came_in(name):
         state = State(a, (a,), anchors, ())
         y, end = memorize(spec, q, k, v, gates, chunk_size=16, backend=backend, state=state, norm=keywords["norm"])
         made = {"y": y} | parts(end)
-        results.append(gradients(made, {"A": a} | {"A_0": x for x in anchors}))
+        results.append(gradients(made, {"A": a} | dict(zip(["A_0"], anchors, strict=False))))
     same(results[1], results[0], 2e-5)
 
 
@@ -153,7 +153,7 @@ def test_a_gpu_gets_what_was_compared_there(monkeypatch):
     monkeypatch.setattr(linear_op, "PROVEN", linear_op.CLAIMED)
     assert explain(presets.ttt_linear(), "cuda").backend == "triton"
     refused = linear_op.why_not(presets.ttt_linear(), torch.device("cuda"), torch.float32, 64, 64)
-    assert refused == "in torch.float32 the kernels are proven for chunks of 16 tokens and 48, 64 channels a head, not for 64 and 64"
+    assert refused is not None and "proven for chunks of 16 tokens and 48, 64 channels a head, not for 64 and 64" in refused
 
 
 def test_deterministic():
@@ -171,8 +171,8 @@ def test_the_operators_pass_torchs_own_checks(name, monkeypatch):
     """Schema and fake kernels, as torch.compile will see them; of the backward operator too."""
     spec, given = SPECS[name], {}
     operators = {n: getattr(linear_op, n) for n in ("linear_forward", "linear_backward")}
-    for n, operator in operators.items():
-        monkeypatch.setattr(linear_op, n, lambda *values, n=n, operator=operator: given.update({n: values}) or operator(*values))
+    for n, own in operators.items():
+        monkeypatch.setattr(linear_op, n, lambda *values, n=n, own=own: given.update({n: values}) or own(*values))
     arguments = on_device(draw(spec, B=1, T=5, H=1, K=16), torch.float32)
     y, _ = memorize(spec, *arguments[:4], chunk_size=16, backend="triton", **arguments[4])
     y.sum().backward()

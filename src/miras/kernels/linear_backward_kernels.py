@@ -98,21 +98,22 @@ def linear_scan_backward(
     chunks = (length + C - 1) // C
     for back in range(chunks):
         n = chunks - 1 - back
-        token, there = first + n * C, n * C + t < length
+        token, there = first + n * C, t < (length - n * C).to(tl.int32)
         there_d = there[:, None] & (d[None, :] < D)
         # addresses of 32 bits from a chunk's first token on
         here, out, save = (token * H + head) * D, t[:, None] * H * D + d[None, :], ((chunk0 + n) * H + head) * D * D
         key = tile(k_ptr + here, t, 0, d, H, D, there).to(DOT)
-        late, g = rows(late_ptr + token * late_token + head * late_head, t, 0, d, late_token, late_head, late_d, there, D), tile(dwrite_ptr + here, t, 0, d, H, D, there)
+        share = weight(share_ptr + save, at, inside).to(tl.float32)
+        low = da.to(DOT)
+        tl.store(ends_ptr + save + at, low, mask=inside)
+        written = tl.dot(key, low, input_precision=PRECISION)
+        late = rows(late_ptr + token * late_token + head * late_head, t, 0, d, late_token, late_head, late_d, there, D)
+        g = tile(dwrite_ptr + here, t, 0, d, H, D, there) - late * written
+        tl.store(du1_ptr + here + out, g, mask=there_d)
         u1, unit = tile(u1_ptr + here, t, 0, d, H, D, there), tile(unit_ptr + here, t, 0, d, H, D, there)
         c, bend = tile(pull_ptr + here, t, 0, d, H, D, there), tile(bend_ptr + here, t, 0, d, H, D, there)
         inverse = tl.load(inverse_ptr + token * H + head + t * H, mask=there, other=0.0)
         mean_cx = tl.load(mean_ptr + token * H + head + t * H, mask=there, other=0.0)
-        share = weight(share_ptr + save, at, inside).to(tl.float32)
-        low = da.to(DOT)
-        tl.store(ends_ptr + save + at, low, mask=inside)
-        g -= late * tl.dot(key, low, input_precision=PRECISION)
-        tl.store(du1_ptr + here + out, g, mask=there_d)
         do = through_norm(g, unit, u1, c, bend, inverse, mean_cx, d, D).to(DOT)
         tl.store(do_ptr + here + out, do, mask=there_d)
         if HAS_ALPHA:

@@ -54,17 +54,18 @@ def linear_scan(
     base = (row * H + head) * D * D
     a = weight(w_ptr + base, at, inside)
     for n in range((length + C - 1) // C):
-        number, token, there = chunk0 + n, first + n * C, n * C + t < length
+        number, token, there = chunk0 + n, first + n * C, t < (length - n * C).to(tl.int32)
         there_d = there[:, None] & (d[None, :] < D)
         # addresses of 32 bits from a chunk's first token on
         here, out = (token * H + head) * D, t[:, None] * H * D + d[None, :]
-        k, v = tile(k_ptr + here, t, 0, d, H, D, there), tile(v_ptr + here, t, 0, d, H, D, there)
-        late = rows(late_ptr + token * late_token + head * late_head, t, 0, d, late_token, late_head, late_d, there, D)
-        key, start = k.to(DOT), a.to(DOT)
+        key, start = tile(k_ptr + here, t, 0, d, H, D, there).to(DOT), a.to(DOT)
         tl.store(starts_ptr + (number * H + head) * D * D + at, start, mask=inside)
         if (n + 1) * C > length:
             tl.store(tail_ptr + base + at, a, mask=inside)
         o = tl.dot(key, start, input_precision=PRECISION)
+        # tokens are copied to shared memory chunks ahead: taken from there no earlier than needed, they leave room in registers
+        k, v = tile(k_ptr + here, t, 0, d, H, D, there), tile(v_ptr + here, t, 0, d, H, D, there)
+        late = rows(late_ptr + token * late_token + head * late_head, t, 0, d, late_token, late_head, late_d, there, D)
         delta = o
         if HAS_DELTA:
             delta = rows(delta_ptr + token * delta_token + head * delta_head, t, 0, d, delta_token, delta_head, delta_d, there, D)

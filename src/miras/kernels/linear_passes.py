@@ -69,7 +69,6 @@ class Options(NamedTuple):
 def options(q: Tensor, size: int, decays: bool, anchored: bool) -> Options:
     """What the kernels are told."""
     wide, exact = triton.next_power_of_2(q.shape[2]), q.dtype == torch.float32
-    warps = {"num_warps": 8 if wide > 64 else 4}
     shape = {"C": size, "DP": wide}
     products = {"DOT": DOTS[q.dtype], "PRECISION": "tf32" if not exact else "ieee" if INTERPRETED else "tf32x3"}
     alpha, anchor = {"HAS_ALPHA": decays}, {"ANCHORED": anchored}
@@ -78,8 +77,9 @@ def options(q: Tensor, size: int, decays: bool, anchored: bool) -> Options:
     common = shape | products | alpha
     return Options(
         shape=shape,
-        scan=common | anchor | warps | {"num_stages": 1},
-        scan_backward=common | warps | {"num_stages": 1},
+        # with two stages the next chunk's tokens are copied to shared memory while this one's are used
+        scan=common | anchor | {"num_warps": 8, "num_stages": 2},
+        scan_backward=common | {"num_warps": 8, "num_stages": 2},
         read=common | anchor | pairs | {"num_warps": 8, "num_stages": 1},
         write=common | anchor | {"num_warps": 8, "num_stages": 1},
     )
