@@ -187,7 +187,7 @@ def test_a_bias_of_a_users_own_is_fused_by_two_functions():
         (presets.memora(chunk="dual"), {}, "and KL.chunk='lag', slice='column'., not KL"),
         (presets.memora(slice="row"), {}, "and KL.chunk='lag', slice='column'., not KL"),
         (replace(presets.moneta(), algorithm=algorithm.Momentum()), {}, "fuse momentum with Keep and L2, not with Lq"),
-        (presets.gated_deltanet(), {}, "fuse the 2-layer MLP memory, not Matrix"),
+        (presets.gated_deltanet(), {}, "fuse the 1- and 2-layer MLP memory, not Matrix"),
         (presets.yaad(form="mixture"), {}, "is not coordinate-wise and exact"),
         (presets.yaad(), {"chunk_size": 8}, "the kernels (take|are proven)"),
         (presets.yaad(), {"form": "recurrent"}, "form='recurrent' has no kernels"),
@@ -228,7 +228,7 @@ def test_bf16_on_a_gpu_is_as_good_as_plain_torch_in_bf16(channels):
 
 def test_explain_says_which_backend_a_gpu_gets():
     assert explain(presets.yaad(), "cuda").backend == "triton"
-    assert "fuse the 2-layer MLP" in explain(presets.titans_lmm(depth=3), "cuda").reason
+    assert "fuse the 1- and 2-layer MLP" in explain(presets.titans_lmm(depth=3), "cuda").reason
     assert explain(presets.yaad(), "cpu").backend == "torch"
 
 

@@ -43,7 +43,7 @@ def why_not(
     """Why the kernels cannot run a call, or None where they can; without ``gates`` those are taken to fit."""
     memory, kept, algorithm = spec.memory, spec.retention, spec.algorithm
     if not (isinstance(memory, MLP) and memory.depth == 2):
-        return f"the kernels fuse the 2-layer MLP memory, not {memory.label}"
+        return f"the kernels fuse the 1- and 2-layer MLP memory, not {memory.label}"
     if not isinstance(algorithm, GradientDescent | MomentumDescent) or algorithm.fixed_eta is not None:
         return f"the kernels fuse gradient descent and momentum with a gate eta, not {algorithm.label}"
     if not _retains(kept):

@@ -118,9 +118,9 @@ def linear_scan_backward(
         tl.store(do_ptr + here + out, do, mask=there_d)
         if HAS_ALPHA:
             da *= tl.load(kept_ptr + ((chunk0 + n) * H + head) * D + d, mask=d < D, other=0.0)[None, :]
-        da += share + tl.dot(tl.trans(key), do, input_precision=PRECISION)
         if (n + 1) * C > length:
             da += weight(dtail_ptr + base, at, inside)
+        da = tl.dot(tl.trans(key), do, da + share, input_precision=PRECISION)
     tl.store(dw_ptr + base + at, da, mask=inside)
 
 

@@ -77,7 +77,7 @@ def linear_scan(
             a = kept * a
             if ANCHORED:
                 a += (1 - kept) * weight(anchor_ptr + base, at, inside)
-        a += tl.dot(tl.trans(key), (-late * u1).to(DOT), input_precision=PRECISION)
+        a = tl.dot(tl.trans(key), (-late * u1).to(DOT), a, input_precision=PRECISION)
     tl.store(end_ptr + base + at, a, mask=inside)
 
 

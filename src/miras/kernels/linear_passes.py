@@ -75,7 +75,7 @@ def options(q: Tensor, size: int, decays: bool, anchored: bool) -> Options:
     # float16 has no room for the exponents that split a decay between two tokens
     pairs = {"PAIR": tl.float32 if q.dtype == torch.float16 else DOTS[q.dtype], "BLOCK": min(16, size)}
     common = shape | products | alpha
-    parallel = {"num_warps": 8 if size * wide > 2048 else 4, "num_stages": 1}
+    parallel = {"num_warps": 8 if exact or size * wide > 2048 else 4, "num_stages": 1}
     return Options(
         shape=shape,
         # with two stages the next chunk's tokens are copied to shared memory while this one's are used
