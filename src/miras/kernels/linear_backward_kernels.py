@@ -27,7 +27,7 @@ def linear_read_backward(
     """One program a chunk and head: the read is made again and gone through.
 
     dq is whole; ``dk`` is the read's share; ``dx`` is what arrives at x_i = eta_i u1_i and ``dwrite`` eta_i dx_i, the read's share of du1;
-    ``dlog`` is dL as the reading token; ``share`` is Q' (b dO), what the chunk's reads add to the adjoint of its starting weight.
+    ``dlog`` is the read's share of dL; ``share`` is Q' (b dO), what the chunk's reads add to the adjoint of its starting weight.
     """
     number, head = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
     d, t = tl.arange(0, DP), tl.arange(0, C)
@@ -42,13 +42,13 @@ def linear_read_backward(
     log_alpha = x
     if HAS_ALPHA:
         log_alpha = decays(log_alpha_ptr, token, head, d, alpha_token, alpha_head, alpha_d, there, D)
-    o, o_anchor, scores = read(
+    o, own, o_anchor, scores = read(
         q, k, x, log_alpha, starts_ptr + save, anchor_ptr + base if ANCHORED else starts_ptr, at, inside, t,
         C, DP, BLOCK, HAS_ALPHA, ANCHORED, DOT, PAIR, PRECISION,
     )
     dy = tile(dy_ptr, token, head, d, H, D, there)
     gain = tl.load(gain_ptr + head * D + d, mask=d < D, other=0.0)
-    unit, inverse = standardise(o, d, D)
+    unit, inverse = standardise(o - own * x, d, D)
     tl.store(dgain_ptr + (number * H + head) * D + d, tl.sum(dy * unit, 0), mask=d < D)
     tl.store(dshift_ptr + (number * H + head) * D + d, tl.sum(dy, 0), mask=d < D)
     do = norm_backprop(gain[None, :] * dy, unit, inverse, d, D)
@@ -56,14 +56,15 @@ def linear_read_backward(
     if HAS_ALPHA:
         total = tl.cumsum(log_alpha, 0)
         size = spacing(log_alpha, total, C, BLOCK)
-        tl.store(dlog_ptr + out, do * (o - o_anchor), mask=there_d)
         dscores = -decayed_scores(do, x, total, size, t, PAIR, PRECISION, C)
         dx = -transposed_values(scores, do, total, size, t, PAIR, PRECISION, C)
+        tl.store(dlog_ptr + out, do * (o - o_anchor) - x * dx, mask=there_d)
         late_do = tl.exp(total) * do
     else:
         dscores = -tl.dot(do.to(DOT), tl.trans(x.to(DOT)), input_precision=PRECISION)
         dscores = tl.where(t[:, None] >= t[None, :], dscores, 0.0)
         dx = -tl.dot(tl.trans(scores.to(DOT)), do.to(DOT), input_precision=PRECISION)
+    dx -= own * do
     tl.store(dx_ptr + out, dx, mask=there_d)
     tl.store(dwrite_ptr + out, eta * dx, mask=there_d)
     query, key, dscores, low = q.to(DOT), k.to(DOT), dscores.to(DOT), late_do.to(DOT)
@@ -158,7 +159,7 @@ def linear_write_backward(
         if ANCHORED:
             away -= weight(anchor_ptr + (row * H + head) * D * D, at, inside)
         dend = tl.exp(end) * tl.sum(away * da.to(tl.float32), 0) + tl.sum(late * dlate, 0)
-        dlog = tile(dlog_ptr, token, head, d, H, D, there) - eta * u1 * dx - late * dlate
+        dlog = tile(dlog_ptr, token, head, d, H, D, there) - late * dlate
         # the sum over a chunk's later tokens turns dL into d log alpha; the chunk's end is every token's
         dlog = tl.sum(dlog, 0)[None, :] - tl.cumsum(dlog, 0) + dlog + dend[None, :]
         # other threads may still read what is written over

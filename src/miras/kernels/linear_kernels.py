@@ -87,10 +87,13 @@ def read(
     C: tl.constexpr, DP: tl.constexpr, BLOCK: tl.constexpr, HAS_ALPHA: tl.constexpr, ANCHORED: tl.constexpr,
     DOT: tl.constexpr, PAIR: tl.constexpr, PRECISION: tl.constexpr,
 ):
-    """O_q = b_t (Q A) + (1 - b_t) (Q A_0) - sum_{i<=t} (q_t . k_i) b_t/b_i x_i, the part of A_0, and the scores q_t . k_i."""
-    query = q.to(DOT)
+    """O_q = b_t (Q A) + (1 - b_t) (Q A_0) - sum_{i<t} (q_t . k_i) b_t/b_i x_i - (q_t . k_t) x_t, but for the last term.
+
+    With it come q_t . k_t, Q A_0 and the scores q_t . k_i, i < t. A token's own write has not decayed: left out, it need not cancel in dL.
+    """
+    query, own = q.to(DOT), tl.sum(q * k, 1)[:, None]
     scores = tl.dot(query, tl.trans(k.to(DOT)), input_precision=PRECISION)
-    scores = tl.where(t[:, None] >= t[None, :], scores, 0.0)
+    scores = tl.where(t[:, None] > t[None, :], scores, 0.0)
     o = tl.dot(query, weight(starts_ptr, at, inside), input_precision=PRECISION)
     o_anchor = tl.zeros([C, DP], tl.float32)
     if HAS_ALPHA:
@@ -102,7 +105,7 @@ def read(
         o -= decayed_values(scores, x, total, spacing(log_alpha, total, C, BLOCK), t, PAIR, PRECISION, C)
     else:
         o -= tl.dot(scores.to(DOT), x.to(DOT), input_precision=PRECISION)
-    return o, o_anchor, scores
+    return o, own, o_anchor, scores
 
 
 @triton.jit
@@ -122,11 +125,11 @@ def linear_readout(
     log_alpha = x
     if HAS_ALPHA:
         log_alpha = decays(log_alpha_ptr, token, head, d, alpha_token, alpha_head, alpha_d, there, D)
-    o, _, _ = read(
+    o, own, _, _ = read(
         q, k, x, log_alpha, starts_ptr + (number * H + head) * D * D, anchor_ptr + (row * H + head) * D * D if ANCHORED else starts_ptr, at, inside, t,
         C, DP, BLOCK, HAS_ALPHA, ANCHORED, DOT, PAIR, PRECISION,
     )
-    unit, _ = standardise(o, d, D)
+    unit, _ = standardise(o - own * x, d, D)
     gain = tl.load(gain_ptr + head * D + d, mask=d < D, other=0.0)
     shift = tl.load(shift_ptr + head * D + d, mask=d < D, other=0.0)
     out = token[:, None] * H * D + head * D + d[None, :]
