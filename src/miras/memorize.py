@@ -186,14 +186,14 @@ def kernels_refuse(
     """Why the fused kernels cannot run a call, or None where they can; without ``gates`` those are taken to fit."""
     if find_spec("triton") is None:
         return "Triton is not installed: pip install 'miras-torch[gpu]'"
-    from .kernels.deep_op import why_not
+    from .kernels.mlp import why_not
 
     return why_not(spec, device, dtype, channels, size, gates)
 
 
 def fused_packed(call: Call, bounds: list[int], size: int) -> tuple[Tensor, AnyState]:
     """Packed sequences by the kernels; by plain PyTorch where one of them goes on in the middle of a chunk."""
-    from .kernels.deep_op import run
+    from .kernels.mlp import run
 
     assert isinstance(call.state, State)
     if call.state.chunk is not None and call.state.chunk.position.any():
@@ -205,7 +205,7 @@ def fused_rows(
     spec: Spec, q: Tensor, k: Tensor, v: Tensor, gates: Gates, norm: Norm | None, start: State, size: int
 ) -> tuple[Tensor, AnyState]:
     """Rows of one length by the kernels; what is left of a begun chunk before them by plain PyTorch."""
-    from .kernels.deep_op import run
+    from .kernels.mlp import run
 
     begun = [0] if start.chunk is None else start.chunk.position.tolist()
     if len(set(begun)) > 1:

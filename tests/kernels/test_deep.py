@@ -8,80 +8,11 @@ import triton
 import triton.language as tl
 from torch.utils import _pytree as pytree
 
+from comparison import DEVICE, compared, gradients, on_device, parts, read_as, same, tame
 from inputs import cut_gates, draw, leaves, relative
-from miras import Gates, Spec, algorithm, bias, explain, memorize, memory, presets, retention
+from miras import Spec, algorithm, bias, explain, memorize, memory, presets, retention
 from miras.kernels import biases, deep_op
 from miras.types import Rule, State
-
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-EXACT = {torch.float32: 2e-5}
-
-
-def on_device(tree, dtype=None):
-    move = lambda x: x.detach().to(DEVICE, dtype).requires_grad_()  # noqa: E731
-    q, k, v, gates, keywords = tree
-    gates = Gates(*(None if g is None else move(g) for g in gates))
-    keywords = {n: tuple(map(move, x)) if isinstance(x, tuple) else move(x) for n, x in keywords.items()}
-    return move(q), move(k), move(v), gates, keywords
-
-
-def tame(spec, **sizes):
-    """Inputs as the kernels take them: one mu and one log_alpha a head where there is a momentum; small steps for a logarithm.
-
-    In float32 the logarithm of a weight that crosses zero has no exact gradient, in plain PyTorch neither.
-    """
-    steps = {"eta": 0.05} if isinstance(spec.retention, retention.KL) else {}
-    q, k, v, gates, keywords = draw(spec, **steps | sizes)
-    if gates.mu is not None and gates.mu.dim() == 4:
-        gates = gates._replace(mu=gates.mu.mean(-1), log_alpha=gates.log_alpha.mean(-1))
-    return q, k, v, gates, keywords
-
-
-def parts(state):
-    """Everything a state holds that a gradient can come from, by name.
-
-    An open chunk's log decay comes in the shape of its weight, and what has moved with it, since it is a difference of weights.
-    """
-    named = {"W": state.weights, "A": state.accumulated, "S": state.momentum}
-    if state.chunk is not None:
-        start, moved, log_decay, _, _ = state.chunk
-        wide = tuple(log.expand_as(x) for log, x in zip(log_decay, moved, strict=True))
-        together = tuple(a + b for a, b in zip(start, moved, strict=True))
-        named |= {"start": start, "start + moved": together, "log decay": wide}
-    return {f"{name}{i + 1}_T": x for name, pair in named.items() for i, x in enumerate(pair)}
-
-
-def read_as(kept, accumulated):
-    """What a memory reads of what its retention accumulates in."""
-    if isinstance(kept, retention.KL):
-        return accumulated.exp()
-    return kept.to_weight(accumulated) if isinstance(kept, retention.Lq) else accumulated
-
-
-def gradients(results, leaves):
-    """The gradients of a fixed random mixture of all results."""
-    mark = torch.Generator().manual_seed(1)
-    total = sum((x * torch.randn(x.shape, generator=mark, dtype=torch.float64).to(x)).sum() for x in results.values())
-    return dict(zip(leaves, torch.autograd.grad(total, list(leaves.values())), strict=True))
-
-
-def same(found, wanted, tolerance):
-    wrong = {name: relative(found[name].double(), want) for name, want in wanted.items()}
-    assert found.keys() == wanted.keys()
-    assert {name: error for name, error in wrong.items() if not error < tolerance} == {}
-
-
-def compared(spec, tolerance=2e-5, size=16, cu_seqlens=None, **sizes):
-    """Outputs, outgoing states and gradients of the kernels in float32, against the chunk form in float64."""
-    exact = on_device(tame(spec, **sizes))
-    single = on_device(exact, torch.float32)
-    results = []
-    for arguments, backend in ((exact, "torch"), (single, "triton")):
-        y, state = memorize(spec, *arguments[:4], chunk_size=size, backend=backend, cu_seqlens=cu_seqlens, **arguments[4])
-        made = {"y": y} | parts(state)
-        results.append(made | gradients(made, leaves(*arguments)))
-    same(results[1], results[0], tolerance)
-
 
 SPECS = {
     "yaad": presets.yaad(),
@@ -256,7 +187,7 @@ def test_a_bias_of_a_users_own_is_fused_by_two_functions():
         (presets.memora(chunk="dual"), {}, "and KL.chunk='lag', slice='column'., not KL"),
         (presets.memora(slice="row"), {}, "and KL.chunk='lag', slice='column'., not KL"),
         (replace(presets.moneta(), algorithm=algorithm.Momentum()), {}, "fuse momentum with Keep and L2, not with Lq"),
-        (presets.gated_deltanet(), {}, "fuse the 2-layer MLP memory, not Matrix"),
+        (presets.gated_deltanet(), {}, "fuse the 1- and 2-layer MLP memory, not Matrix"),
         (presets.yaad(form="mixture"), {}, "is not coordinate-wise and exact"),
         (presets.yaad(), {"chunk_size": 8}, "the kernels (take|are proven)"),
         (presets.yaad(), {"form": "recurrent"}, "form='recurrent' has no kernels"),
@@ -297,7 +228,7 @@ def test_bf16_on_a_gpu_is_as_good_as_plain_torch_in_bf16(channels):
 
 def test_explain_says_which_backend_a_gpu_gets():
     assert explain(presets.yaad(), "cuda").backend == "triton"
-    assert "fuse the 2-layer MLP" in explain(presets.titans_lmm(depth=3), "cuda").reason
+    assert "fuse the 1- and 2-layer MLP" in explain(presets.titans_lmm(depth=3), "cuda").reason
     assert explain(presets.yaad(), "cpu").backend == "torch"
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from .arguments import NO_LEAD, NO_MOMENTUM, Given, Lead, Momentum, Result, Rows, Saved, Tokens, Weights
 from .biases import DEVICE
 from .gate_kernels import bias_backward, gate_backward, linearise
-from .launch import FULL, options, rounded, strides
+from .launch import FULL, in_width, options, rounded, strides
 from .read_backward_kernels import begin_backward, finish_backward, read_backward
 from .write_backward_kernels import anchor_backward, scan_backward, write_backward
 
@@ -197,7 +197,7 @@ class Pass:
             *places, *self.sizes[:2], *self.steps, *self.decays,
             C=self.size, DB=block, HAS_ALPHA=log_alpha is not None, MOMENTUM=self.moves, **FULL,
         )  # fmt: skip
-        gradients = (_like(deta, eta), _like(self.dlog, log_alpha), _like(ddelta, delta))
+        gradients = (in_width(deta, eta), in_width(self.dlog, log_alpha), in_width(ddelta, delta))
         return Tokens(self.dq, dk, dv, *gradients)  # type: ignore[arg-type]
 
     def anchors_gradients(self) -> tuple[Tensor | None, Tensor | None]:
@@ -255,10 +255,3 @@ def _join_states(move1: Tensor, move2: Tensor, rows: Rows, size: int, outer: Res
 def _last(rows: Rows, size: int) -> Tensor:
     """The place of each sequence's outgoing state, behind its chunks' own."""
     return rows.chunk + (rows.length + size - 1) // size + torch.arange(rows.first.shape[0], device=rows.first.device)
-
-
-def _like(gradient: Tensor, gate: Tensor | None) -> Tensor | None:
-    """A gate's gradient in the gate's own width."""
-    if gate is None:
-        return None
-    return gradient if gate.shape[2] > 1 else gradient.sum(2, keepdim=True)

@@ -21,12 +21,13 @@ from .arguments import Given, Lead, Link, Momentum, Result, Rows, Saved, Tokens,
 from .biases import Fused, fused
 from .deep_backward import backward
 from .deep_forward import empty_result, empty_saved, forward
-from .launch import DOTS, INTERPRETED
+from .launch import INTERPRETED
 from .momentum import factors
+from .proven import Proven, unproven
 from .states import held, led, link_of, opened
 
 # what benchmarks/kernel_numerics.py compares with float64 on a GPU, plain and anchored: chunk sizes and channels a head
-PROVEN = {
+PROVEN: Proven = {
     torch.bfloat16: ((16, 32, 64), (48, 64, 96, 128)),
     torch.float16: ((16, 32, 64), (48, 64, 96, 128)),
     # in float32 longer chunks and wider heads do not fit shared memory
@@ -34,8 +35,6 @@ PROVEN = {
 }
 # an anchor and a momentum together need more shared memory than there is beyond this many channels
 WIDEST_WITH_BOTH = 64
-# what Triton's interpreter runs
-SIZES, NARROWEST, WIDEST = (16, 32, 64), 16, 128
 
 
 def why_not(
@@ -44,7 +43,7 @@ def why_not(
     """Why the kernels cannot run a call, or None where they can; without ``gates`` those are taken to fit."""
     memory, kept, algorithm = spec.memory, spec.retention, spec.algorithm
     if not (isinstance(memory, MLP) and memory.depth == 2):
-        return f"the kernels fuse the 2-layer MLP memory, not {memory.label}"
+        return f"the kernels fuse the 1- and 2-layer MLP memory, not {memory.label}"
     if not isinstance(algorithm, GradientDescent | MomentumDescent) or algorithm.fixed_eta is not None:
         return f"the kernels fuse gradient descent and momentum with a gate eta, not {algorithm.label}"
     if not _retains(kept):
@@ -59,19 +58,10 @@ def why_not(
     bias = fused(spec.bias)
     if isinstance(bias, str):
         return bias
-    if INTERPRETED:
-        known = size in SIZES and NARROWEST <= channels <= WIDEST and dtype in DOTS
-        return None if known else f"the kernels take chunks of {_listed(SIZES)} tokens, not {size}"
-    if device.type != "cuda":
-        return f"the kernels need an NVIDIA GPU (or TRITON_INTERPRET=1), not {device.type}"
-    if isinstance(algorithm, MomentumDescent) and kept.anchored and channels > WIDEST_WITH_BOTH:
+    both = isinstance(algorithm, MomentumDescent) and kept.anchored
+    if device.type == "cuda" and not INTERPRETED and both and channels > WIDEST_WITH_BOTH:
         return f"momentum with anchored retention fits the kernels up to {WIDEST_WITH_BOTH} channels a head, not {channels}"
-    sizes, widths = PROVEN.get(dtype, ((), ()))
-    if size not in sizes or channels not in widths:
-        shapes = f"chunks of {_listed(sizes)} tokens and {_listed(widths)} channels a head"
-        proven = shapes if sizes else "16-bit or float32 tokens"
-        return f"in {dtype} the kernels are proven for {proven}, not for {size} and {channels}"
-    return None
+    return unproven(PROVEN, device, dtype, channels, size)
 
 
 def _retains(kept: Retention) -> bool:
@@ -84,10 +74,6 @@ def _retains(kept: Retention) -> bool:
 
 def _channelwise(gate: Tensor | None) -> bool:
     return gate is not None and gate.shape[-1] > 1
-
-
-def _listed(numbers: tuple[int, ...]) -> str:
-    return ", ".join(map(str, numbers))
 
 
 def _lead(given: list[Tensor]) -> Lead | None:

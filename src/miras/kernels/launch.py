@@ -91,6 +91,13 @@ def strides(gate: Tensor | None) -> tuple[int, int, int]:
     return gate.stride(0), gate.stride(1), 0 if gate.shape[2] == 1 else gate.stride(2)
 
 
+def in_width(gradient: Tensor, gate: Tensor | None) -> Tensor | None:
+    """A gate's gradient in the gate's own width."""
+    if gate is None:
+        return None
+    return gradient if gate.shape[2] > 1 else gradient.sum(2, keepdim=True)
+
+
 def rounded(anchors: tuple[Tensor | None, Tensor | None], q: Tensor) -> list[Tensor | None]:
     """Anchors in the dtype of the products."""
     return [None if anchor is None else anchor.to(q.dtype) for anchor in anchors]

@@ -60,21 +60,23 @@ def held(spec: Spec, reached: State, anchor: tuple[Tensor, ...]) -> State:
 
 
 def opened(
-    rows: Rows, reached: State, tails: tuple[Tensor, Tensor], log_alpha: Tensor | None, size: int, lengths: list[int]
+    rows: Rows, reached: State, tails: tuple[Tensor, ...], log_alpha: Tensor | None, size: int, lengths: list[int]
 ) -> State:
     """A state in mid-chunk: beside what was reached, the weights at the chunk's start and what has accumulated since."""
     begun, end = rows.length % size, reached.weights
     assert isinstance(end, tuple)
     start = tuple(torch.where((begun > 0)[:, None, None, None], tail, new) for tail, new in zip(tails, end, strict=True))
     zero = torch.zeros_like(start[0][..., :1, :1])
-    decays, kept = (zero, zero), start
+    # the outer weight decays by its rows, an inner one by its columns
+    decays, kept = (zero,) * len(start), start
     if log_alpha is not None:
         token = torch.arange(log_alpha.shape[0], device=log_alpha.device)
         row = torch.bucketize(token, rows.first + rows.length, right=True)
         late = token >= (rows.first + rows.length - begun)[row]
         total = log_alpha.new_zeros(len(lengths), *log_alpha.shape[1:]).index_add(0, row, log_alpha * late[:, None, None])
-        decays = (total[..., :, None], total[..., None, :])
-        kept = tuple(decay(w, log, a) for w, log, a in zip(start, decays, reached.anchor or (None, None), strict=True))
+        decays = (total[..., :, None], total[..., None, :])[: len(start)]
+        anchors = reached.anchor or (None,) * len(start)
+        kept = tuple(decay(w, log, a) for w, log, a in zip(start, decays, anchors, strict=True))
     moved = tuple(a - b for a, b in zip(kept, end, strict=True))
     position = torch.tensor([length % size for length in lengths])
-    return reached._replace(accumulated=start, chunk=Progress(start, moved, decays, (zero, zero), position))
+    return reached._replace(accumulated=start, chunk=Progress(start, moved, decays, (zero,) * len(start), position))

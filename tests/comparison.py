@@ -1,0 +1,75 @@
+"""A call in float32 by the kernels against the chunk form in float64: values, states and every gradient."""
+
+import torch
+
+from inputs import draw, leaves, relative
+from miras import Gates, memorize, retention
+from miras.forms.common import as_tuple
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def on_device(tree, dtype=None):
+    move = lambda x: x.detach().to(DEVICE, dtype).requires_grad_()  # noqa: E731
+    q, k, v, gates, keywords = tree
+    gates = Gates(*(None if g is None else move(g) for g in gates))
+    keywords = {n: tuple(map(move, x)) if isinstance(x, tuple) else move(x) for n, x in keywords.items()}
+    return move(q), move(k), move(v), gates, keywords
+
+
+def tame(spec, **sizes):
+    """Inputs as the kernels take them: one mu and one log_alpha a head where there is a momentum; small steps for a logarithm.
+
+    In float32 the logarithm of a weight that crosses zero has no exact gradient, in plain PyTorch neither.
+    """
+    steps = {"eta": 0.05} if isinstance(spec.retention, retention.KL) else {}
+    q, k, v, gates, keywords = draw(spec, **steps | sizes)
+    if gates.mu is not None and gates.mu.dim() == 4:
+        gates = gates._replace(mu=gates.mu.mean(-1), log_alpha=gates.log_alpha.mean(-1))
+    return q, k, v, gates, keywords
+
+
+def parts(state):
+    """Everything a state holds that a gradient can come from, by name.
+
+    An open chunk's log decay comes in the shape of its weight, and what has moved with it, since it is a difference of weights.
+    """
+    named = {"W": as_tuple(state.weights), "A": state.accumulated, "S": state.momentum}
+    if state.chunk is not None:
+        start, moved, log_decay, _, _ = state.chunk
+        wide = tuple(log.expand_as(x) for log, x in zip(log_decay, moved, strict=True))
+        together = tuple(a + b for a, b in zip(start, moved, strict=True))
+        named |= {"start": start, "start + moved": together, "log decay": wide}
+    return {f"{name}{i + 1}_T": x for name, pair in named.items() for i, x in enumerate(pair)}
+
+
+def read_as(kept, accumulated):
+    """What a memory reads of what its retention accumulates in."""
+    if isinstance(kept, retention.KL):
+        return accumulated.exp()
+    return kept.to_weight(accumulated) if isinstance(kept, retention.Lq) else accumulated
+
+
+def gradients(results, leaves):
+    """The gradients of a fixed random mixture of all results."""
+    mark = torch.Generator().manual_seed(1)
+    total = sum((x * torch.randn(x.shape, generator=mark, dtype=torch.float64).to(x)).sum() for x in results.values())
+    return dict(zip(leaves, torch.autograd.grad(total, list(leaves.values())), strict=True))
+
+
+def same(found, wanted, tolerance):
+    wrong = {name: relative(found[name].double(), want) for name, want in wanted.items()}
+    assert found.keys() == wanted.keys()
+    assert {name: error for name, error in wrong.items() if not error < tolerance} == {}
+
+
+def compared(spec, tolerance=2e-5, size=16, cu_seqlens=None, **sizes):
+    """Outputs, outgoing states and gradients of the kernels in float32, against the chunk form in float64."""
+    exact = on_device(tame(spec, **sizes))
+    single = on_device(exact, torch.float32)
+    results = []
+    for arguments, backend in ((exact, "torch"), (single, "triton")):
+        y, state = memorize(spec, *arguments[:4], chunk_size=size, backend=backend, cu_seqlens=cu_seqlens, **arguments[4])
+        made = {"y": y} | parts(state)
+        results.append(made | gradients(made, leaves(*arguments)))
+    same(results[1], results[0], tolerance)
