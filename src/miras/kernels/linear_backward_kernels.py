@@ -42,13 +42,13 @@ def linear_read_backward(
     log_alpha = x
     if HAS_ALPHA:
         log_alpha = decays(log_alpha_ptr, token, head, d, alpha_token, alpha_head, alpha_d, there, D)
-    o, own, o_anchor, scores = read(
+    o, rest, scores = read(
         q, k, x, log_alpha, starts_ptr + save, anchor_ptr + base if ANCHORED else starts_ptr, at, inside, t,
         C, DP, BLOCK, HAS_ALPHA, ANCHORED, DOT, PAIR, PRECISION,
     )
     dy = tile(dy_ptr, token, head, d, H, D, there)
     gain = tl.load(gain_ptr + head * D + d, mask=d < D, other=0.0)
-    unit, inverse = standardise(o - own * x, d, D)
+    unit, inverse = standardise(o + rest, d, D)
     tl.store(dgain_ptr + (number * H + head) * D + d, tl.sum(dy * unit, 0), mask=d < D)
     tl.store(dshift_ptr + (number * H + head) * D + d, tl.sum(dy, 0), mask=d < D)
     do = norm_backprop(gain[None, :] * dy, unit, inverse, d, D)
@@ -58,13 +58,13 @@ def linear_read_backward(
         size = spacing(log_alpha, total, C, BLOCK)
         dscores = -decayed_scores(do, x, total, size, t, PAIR, PRECISION, C)
         dx = -transposed_values(scores, do, total, size, t, PAIR, PRECISION, C)
-        tl.store(dlog_ptr + out, do * (o - o_anchor) - x * dx, mask=there_d)
+        tl.store(dlog_ptr + out, do * o - x * dx, mask=there_d)
         late_do = tl.exp(total) * do
     else:
         dscores = -tl.dot(do.to(DOT), tl.trans(x.to(DOT)), input_precision=PRECISION)
         dscores = tl.where(t[:, None] >= t[None, :], dscores, 0.0)
         dx = -tl.dot(tl.trans(scores.to(DOT)), do.to(DOT), input_precision=PRECISION)
-    dx -= own * do
+    dx -= tl.sum(q * k, 1)[:, None] * do
     tl.store(dx_ptr + out, dx, mask=there_d)
     tl.store(dwrite_ptr + out, eta * dx, mask=there_d)
     query, key, dscores, low = q.to(DOT), k.to(DOT), dscores.to(DOT), late_do.to(DOT)
@@ -73,9 +73,8 @@ def linear_read_backward(
     dq = dy + tl.dot(dscores, key, input_precision=PRECISION)
     dq += tl.dot(low, tl.trans(weight(starts_ptr + save, at, inside)), input_precision=PRECISION)
     if ANCHORED:
-        towards = (do - late_do).to(DOT)
-        dq += tl.dot(towards, tl.trans(weight(anchor_ptr + base, at, inside).to(DOT)), input_precision=PRECISION)
-        tl.store(danchor_ptr + save + at, tl.dot(tl.trans(query), towards, input_precision=PRECISION), mask=inside)
+        dq += tl.dot(do.to(DOT), tl.trans(weight(anchor_ptr + base, at, inside).to(DOT)), input_precision=PRECISION)
+        tl.store(danchor_ptr + save + at, tl.dot(tl.trans(query), (do - late_do).to(DOT), input_precision=PRECISION), mask=inside)
     tl.store(dq_ptr + out, dq, mask=there_d)
 
 
@@ -144,7 +143,10 @@ def linear_write_backward(
     save = (number * H + head) * D * D
     a, da = weight(starts_ptr + save, at, inside), weight(ends_ptr + save, at, inside)
     dk = tile(dread_ptr, token, head, d, H, D, there) - tile(dv_ptr, token, head, d, H, D, there)
-    dk += tl.dot(tile(do_ptr, token, head, d, H, D, there).to(DOT), tl.trans(a), input_precision=PRECISION)
+    whole = a
+    if ANCHORED:
+        whole = (a.to(tl.float32) + weight(anchor_ptr + (row * H + head) * D * D, at, inside)).to(DOT)
+    dk += tl.dot(tile(do_ptr, token, head, d, H, D, there).to(DOT), tl.trans(whole), input_precision=PRECISION)
     key = tile(k_ptr, token, head, d, H, D, there).to(DOT)
     u1, dx = tile(u1_ptr, token, head, d, H, D, there), tile(dx_ptr, token, head, d, H, D, there)
     eta = rows(eta_ptr, token, head, d, eta_token, eta_head, eta_d, there, D)
@@ -155,10 +157,7 @@ def linear_write_backward(
         end = tl.sum(log_alpha, 0)
         left = tl.exp(end[None, :] - tl.cumsum(log_alpha, 0))
         late = eta * left
-        away = a.to(tl.float32)
-        if ANCHORED:
-            away -= weight(anchor_ptr + (row * H + head) * D * D, at, inside)
-        dend = tl.exp(end) * tl.sum(away * da.to(tl.float32), 0) + tl.sum(late * dlate, 0)
+        dend = tl.exp(end) * tl.sum(a.to(tl.float32) * da.to(tl.float32), 0) + tl.sum(late * dlate, 0)
         dlog = tile(dlog_ptr, token, head, d, H, D, there) - late * dlate
         # the sum over a chunk's later tokens turns dL into d log alpha; the chunk's end is every token's
         dlog = tl.sum(dlog, 0)[None, :] - tl.cumsum(dlog, 0) + dlog + dend[None, :]

@@ -43,7 +43,8 @@ def linear_scan(
 ):
     """One program a sequence and head: A' = b_C A - K' (late u1), with u1 the error at O = K A.
 
-    Products read A as it is kept for the readout, in ``starts``; ``tail`` is A at the start of a last chunk that is not full.
+    ``starts`` is A at every chunk's start, or A - A_0 where there is an anchor, since only that decays; ``tail`` is A at the start of a last chunk
+    that is not full.
     """
     row, head = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
     first, length, chunk0 = tl.load(first_ptr + row), tl.load(length_ptr + row), tl.load(chunk_ptr + row)
@@ -59,7 +60,11 @@ def linear_scan(
         # addresses of 32 bits from a chunk's first token on
         here, out = (token * H + head) * D, t[:, None] * H * D + d[None, :]
         key, start = tile(k_ptr + here, t, 0, d, H, D, there).to(DOT), a.to(DOT)
-        tl.store(starts_ptr + (number * H + head) * D * D + at, start, mask=inside)
+        if ANCHORED:
+            anchor = weight(anchor_ptr + base, at, inside)
+            tl.store(starts_ptr + (number * H + head) * D * D + at, a - anchor, mask=inside)
+        else:
+            tl.store(starts_ptr + (number * H + head) * D * D + at, start, mask=inside)
         if (n + 1) * C > length:
             tl.store(tail_ptr + base + at, a, mask=inside)
         o = tl.dot(key, start, input_precision=PRECISION)
@@ -76,7 +81,7 @@ def linear_scan(
             kept = tl.load(kept_ptr + (number * H + head) * D + d, mask=d < D, other=0.0)[None, :]
             a = kept * a
             if ANCHORED:
-                a += (1 - kept) * weight(anchor_ptr + base, at, inside)
+                a += (1 - kept) * anchor
         a = tl.dot(tl.trans(key), (-late * u1).to(DOT), a, input_precision=PRECISION)
     tl.store(end_ptr + base + at, a, mask=inside)
 
@@ -87,25 +92,23 @@ def read(
     C: tl.constexpr, DP: tl.constexpr, BLOCK: tl.constexpr, HAS_ALPHA: tl.constexpr, ANCHORED: tl.constexpr,
     DOT: tl.constexpr, PAIR: tl.constexpr, PRECISION: tl.constexpr,
 ):
-    """O_q = b_t (Q A) + (1 - b_t) (Q A_0) - sum_{i<t} (q_t . k_i) b_t/b_i x_i - (q_t . k_t) x_t, but for the last term.
+    """What decays of O_q = Q A_0 + [b_t Q (A - A_0) - sum_{i<t} (q_t . k_i) b_t/b_i x_i] - (q_t . k_t) x_t, which is what L enters: the bracket.
 
-    With it come q_t . k_t, Q A_0 and the scores q_t . k_i, i < t. A token's own write has not decayed: left out, it need not cancel in dL.
+    With it come the rest of O_q and the scores q_t . k_i, i < t.
     """
-    query, own = q.to(DOT), tl.sum(q * k, 1)[:, None]
+    query, rest = q.to(DOT), -tl.sum(q * k, 1)[:, None] * x
     scores = tl.dot(query, tl.trans(k.to(DOT)), input_precision=PRECISION)
     scores = tl.where(t[:, None] > t[None, :], scores, 0.0)
     o = tl.dot(query, weight(starts_ptr, at, inside), input_precision=PRECISION)
-    o_anchor = tl.zeros([C, DP], tl.float32)
+    if ANCHORED:
+        rest += tl.dot(query, weight(anchor_ptr, at, inside).to(DOT), input_precision=PRECISION)
     if HAS_ALPHA:
         total = tl.cumsum(log_alpha, 0)
         o *= tl.exp(total)
-        if ANCHORED:
-            o_anchor = tl.dot(query, weight(anchor_ptr, at, inside).to(DOT), input_precision=PRECISION)
-            o += (1 - tl.exp(total)) * o_anchor
         o -= decayed_values(scores, x, total, spacing(log_alpha, total, C, BLOCK), t, PAIR, PRECISION, C)
     else:
         o -= tl.dot(scores.to(DOT), x.to(DOT), input_precision=PRECISION)
-    return o, own, o_anchor, scores
+    return o, rest, scores
 
 
 @triton.jit
@@ -125,11 +128,11 @@ def linear_readout(
     log_alpha = x
     if HAS_ALPHA:
         log_alpha = decays(log_alpha_ptr, token, head, d, alpha_token, alpha_head, alpha_d, there, D)
-    o, own, _, _ = read(
+    o, rest, _ = read(
         q, k, x, log_alpha, starts_ptr + (number * H + head) * D * D, anchor_ptr + (row * H + head) * D * D if ANCHORED else starts_ptr, at, inside, t,
         C, DP, BLOCK, HAS_ALPHA, ANCHORED, DOT, PAIR, PRECISION,
     )
-    unit, _ = standardise(o - own * x, d, D)
+    unit, _ = standardise(o + rest, d, D)
     gain = tl.load(gain_ptr + head * D + d, mask=d < D, other=0.0)
     shift = tl.load(shift_ptr + head * D + d, mask=d < D, other=0.0)
     out = token[:, None] * H * D + head * D + d[None, :]

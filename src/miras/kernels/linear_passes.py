@@ -45,7 +45,7 @@ class Result(NamedTuple):
 class Saved(NamedTuple):
     """What the forward pass leaves for the backward one.
 
-    The weight at each chunk's start, the errors u1 and their norm's inputs; under a decay also each write's step at its chunk's
+    The weight at each chunk's start (less its anchor, where there is one), the errors u1 and their norm's inputs; under a decay also each write's step at its chunk's
     end and the decay of each chunk, empty otherwise.
     """
 
