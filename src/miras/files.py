@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from .types import require
 
@@ -35,6 +37,21 @@ def check_target(path: Path, what: str) -> None:
     """Find out before the work, not after it, that a place cannot be written to."""
     require(path.parent.is_dir(), f"{what} {path}: there is no folder {path.parent}")
     require(not path.is_dir(), f"{what} {path}: it is a folder: name a file")
+
+
+def write_json(path: Path, value: Any) -> None:
+    """One value, indented."""
+    check_target(path, "cannot write")
+    with replacing(path) as fresh:
+        fresh.write_text(json.dumps(value, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def write_lines(path: Path, rows: Iterable[Any]) -> None:
+    """A line of JSON for each row, taken one at a time."""
+    check_target(path, "cannot write")
+    with replacing(path) as fresh, fresh.open("w", encoding="utf-8") as handle:
+        for row in rows:
+            handle.write(json.dumps(row, ensure_ascii=False) + "\n")
 
 
 def synced(path: Path) -> None:

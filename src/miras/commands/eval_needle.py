@@ -67,7 +67,7 @@ def write_needles(
 ) -> None:
     """``miras eval needle --write``."""
     from ..eval import training_needles
-    from ..eval.files import write_lines
+    from ..files import write_lines
 
     require(arguments.depths is None, "--depths is for measuring: with --write they are drawn evenly from 0 to 1")
     named = arguments.tokenizer is not None or arguments.model is not None
@@ -86,9 +86,9 @@ def measure_needles(
     """``miras eval needle`` without ``--write``."""
     needed("eval", "matplotlib")
     from ..eval import needle
-    from ..eval.files import write_lines
     from ..eval.heat_map import draw
     from ..eval.needle import DEPTHS
+    from ..files import write_lines
 
     require(arguments.model is not None, "there is no MODEL to ask (--write makes needles without one)")
     depths = DEPTHS if arguments.depths is None else depths_of(arguments.depths)

@@ -47,12 +47,12 @@ def run_perplexity(arguments: argparse.Namespace) -> None:
     """``miras eval perplexity``."""
     needed("eval", "numpy", "eval")
     from ..eval import documents_of, perplexity, text_of
-    from ..eval.files import check_target, write_json
+    from ..files import check_target, write_json
 
     mode = mode_of(arguments)
     edges = None if arguments.buckets is None else numbers("--buckets", arguments.buckets)
     if arguments.json is not None:
-        check_target(arguments.json)
+        check_target(arguments.json, "cannot write")
     documents, warnings = documents_of(
         arguments.data, field=arguments.field, span=span_of(arguments.span), on_bad=arguments.on_bad
     )

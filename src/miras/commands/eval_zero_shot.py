@@ -36,12 +36,12 @@ def run_zero_shot(arguments: argparse.Namespace) -> None:
     """``miras eval zero-shot``."""
     needed("eval", "numpy", "eval")
     from ..eval import harness, zero_shot
-    from ..eval.files import check_target, write_json
     from ..eval.tasks import tasks_of
+    from ..files import check_target, write_json
 
     require(not arguments.answers or arguments.json is not None, "--answers go into the file of --json, which was not given")
     if arguments.json is not None:
-        check_target(arguments.json)
+        check_target(arguments.json, "cannot write")
     tasks = names(arguments.tasks)
     tasks_of(tasks)
     if arguments.harness:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from .files import write_whole
+from ..files import check_target, replacing
 from .needle import Cell
 
 COLOURS = "viridis"
@@ -47,7 +47,9 @@ def draw(cells: Sequence[Cell], paths: Sequence[Path], title: str) -> None:
     figure.colorbar(picture, ax=list(panels), label=words)
     figure.suptitle(title, x=0.01, ha="left", fontsize=11)
     for path in paths:
-        write_whole(path, lambda begun: figure.savefig(begun, dpi=130))
+        check_target(path, "cannot write")
+        with replacing(path) as fresh:
+            figure.savefig(fresh, dpi=130, format=path.suffix[1:])
 
 
 def length_of(tokens: int) -> str:

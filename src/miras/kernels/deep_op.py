@@ -24,7 +24,7 @@ from .deep_forward import empty_result, empty_saved, forward
 from .launch import INTERPRETED
 from .momentum import factors
 from .proven import Proven, unproven
-from .states import held, led, link_of, opened
+from .states import decays_linearly, gain_and_shift, held, laid_out, led, link_of, opened
 
 # what benchmarks/kernel_numerics.py compares with float64 on a GPU, plain and anchored: chunk sizes and channels a head
 PROVEN: Proven = {
@@ -65,11 +65,9 @@ def why_not(
 
 
 def _retains(kept: Retention) -> bool:
-    if isinstance(kept, L2):
-        return kept.at == "previous" and kept.side == "value" and kept.schedule is None
     if isinstance(kept, KL):
         return kept.chunk == "lag" and kept.slice == "column"
-    return isinstance(kept, Keep) or (isinstance(kept, Lq) and kept.link == "paper")
+    return decays_linearly(kept) or (isinstance(kept, Lq) and kept.link == "paper")
 
 
 def _channelwise(gate: Tensor | None) -> bool:
@@ -227,16 +225,13 @@ def run(
     assert isinstance(bias, Fused) and gates.eta is not None and isinstance(state.weights, tuple)
     rows = Rows.of(lengths, size, q.device)
     w1, w2 = state.accumulated if isinstance(spec.retention, Lq) else state.weights
-    ones = torch.ones(*q.shape[2:], dtype=torch.float32, device=q.device)
-    gain, shift = (ones, torch.zeros_like(ones)) if norm is None else norm
-    given = (q, k, v, gates.eta, gates.log_alpha, gates.delta)
-    tokens = [None if x is None else x.flatten(0, 1).contiguous() for x in given]
+    tokens = laid_out(q, k, v, gates)
     anchor, lead = state.anchor, list[Tensor]()
     if isinstance(spec.retention, KL):
         tokens, lead = led(tokens, anchor, rows, size)
         anchor = tuple(a.exp() for a in anchor)
     anchors = (anchor[0].mT.contiguous(), anchor[1].contiguous()) if anchor else (None, None)
-    states = (w1.mT.contiguous(), w2.contiguous(), *anchors, gain.contiguous(), shift.contiguous())
+    states = (w1.mT.contiguous(), w2.contiguous(), *anchors, *gain_and_shift(norm, q))
     momentum: list[Tensor] = []
     if gates.mu is not None:
         speed1, speed2 = state.momentum

@@ -12,14 +12,13 @@ from torch import Tensor
 
 from ..algorithm import GradientDescent
 from ..memory import MLP
-from ..retention import L2, Keep, Retention
 from ..spec import Spec
 from ..types import Gates, Norm, State
 from .arguments import Rows, Tokens
 from .biases import Fused, fused
 from .linear_passes import Result, Saved, Weight, backward, empty_result, empty_saved, forward
 from .proven import Proven, unproven
-from .states import opened
+from .states import decays_linearly, gain_and_shift, laid_out, opened
 
 # what benchmarks/kernel_numerics.py compares with float64 on a GPU, plain and anchored: chunk sizes and channels a head
 CLAIMED: Proven = {
@@ -41,18 +40,12 @@ def why_not(spec: Spec, device: torch.device, dtype: torch.dtype, channels: int,
         return f"these kernels fuse the 1-layer MLP memory, not {memory.label}"
     if not isinstance(algorithm, GradientDescent) or algorithm.fixed_eta is not None:
         return f"the kernels of a 1-layer MLP fuse gradient descent with a gate eta, not {algorithm.label}"
-    if not _retains(spec.retention):
+    if not decays_linearly(spec.retention):
         return f"the kernels of a 1-layer MLP fuse Keep and L2(at='previous'), not {spec.retention.label}"
     bias = fused(spec.bias)
     if isinstance(bias, str):
         return bias
     return unproven(PROVEN, device, dtype, channels, size)
-
-
-def _retains(kept: Retention) -> bool:
-    if isinstance(kept, L2):
-        return kept.at == "previous" and kept.side == "value" and kept.schedule is None
-    return isinstance(kept, Keep)
 
 
 @torch.library.custom_op("miras::linear_forward", mutates_args=())
@@ -159,12 +152,9 @@ def run(
     bias = fused(spec.bias)
     assert isinstance(bias, Fused) and gates.eta is not None
     rows = Rows.of(lengths, size, q.device)
-    ones = torch.ones(*q.shape[2:], dtype=torch.float32, device=q.device)
-    gain, shift = (ones, torch.zeros_like(ones)) if norm is None else norm
-    given = (q, k, v, gates.eta, gates.log_alpha, gates.delta)
-    tokens = [None if x is None else x.flatten(0, 1).contiguous() for x in given]
+    tokens = laid_out(q, k, v, gates)
     weight = [None if x is None else x.mT.contiguous() for x in (state.accumulated[0], *(state.anchor or (None,)))]
-    y, end, tail, *_ = linear_forward(*tokens, *weight, gain.contiguous(), shift.contiguous(), *rows, size, bias.name, bias.p)
+    y, end, tail, *_ = linear_forward(*tokens, *weight, *gain_and_shift(norm, q), *rows, size, bias.name, bias.p)
     reached = State((end.mT,), (end.mT,), state.anchor, ())
     if any(length % size for length in lengths):
         reached = opened(rows, reached, (tail.mT,), tokens[4], size, lengths)

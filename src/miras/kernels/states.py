@@ -8,12 +8,33 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..retention import KL, Lq
+from ..retention import KL, L2, Keep, Lq, Retention
 from ..retention.base import decay
 from ..retention.lq import lq_norm
 from ..spec import Spec
-from ..types import Progress, State
+from ..types import Gates, Norm, Progress, State
 from .arguments import Link, Rows
+
+
+def decays_linearly(kept: Retention) -> bool:
+    """Whether a retention only keeps, or decays towards zero or an anchor by gates of the value side: what every kernel fuses."""
+    if isinstance(kept, L2):
+        return kept.at == "previous" and kept.side == "value" and kept.schedule is None
+    return isinstance(kept, Keep)
+
+
+def laid_out(q: Tensor, k: Tensor, v: Tensor, gates: Gates) -> list[Tensor | None]:
+    """Tokens and gates of all sequences one behind the other, ``[T,H,D or 1]``, in the order of ``Tokens``."""
+    given = (q, k, v, gates.eta, gates.log_alpha, gates.delta)
+    return [None if x is None else x.flatten(0, 1).contiguous() for x in given]
+
+
+def gain_and_shift(norm: Norm | None, q: Tensor) -> tuple[Tensor, Tensor]:
+    """Those of the norm, ``[H,D]``; 1 and 0 where it has none."""
+    if norm is not None:
+        return norm[0].contiguous(), norm[1].contiguous()
+    ones = torch.ones(*q.shape[2:], dtype=torch.float32, device=q.device)
+    return ones, torch.zeros_like(ones)
 
 
 def led(
