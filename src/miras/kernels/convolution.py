@@ -15,7 +15,6 @@ from .convolution_kernels import backward, forward
 
 # a longer filter does not fit a program's registers
 WIDEST = 8
-DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 # tokens of a program, one warp that walks along them, and how many it loads at once
 STRETCH, GROUP = 64, 8
 

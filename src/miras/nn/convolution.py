@@ -6,16 +6,14 @@ B batch, T time, C channels, W taps, R sequences, N tokens of a packed batch
 from __future__ import annotations
 
 import math
-from importlib.util import find_spec
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from .functional import takes_kernels
 from .packing import Places
-
-TRITON = find_spec("triton") is not None
 
 
 def taps(x: Tensor, window: Tensor, places: Places | None) -> tuple[list[Tensor], Tensor]:
@@ -78,11 +76,12 @@ class Filtered(torch.autograd.Function):
 
 def fuses(x: Tensor, width: int) -> bool:
     """Whether one kernel runs the convolution over rows ``[B,T,C]``; elsewhere it is several passes of plain PyTorch."""
-    if not (x.is_cuda and TRITON):
+    if not takes_kernels(x):
         return False
-    from ..kernels.convolution import DTYPES, WIDEST
+    from ..kernels.convolution import WIDEST
+    from ..kernels.launch import DOTS
 
-    return x.dtype in DTYPES and width <= WIDEST
+    return x.dtype in DOTS and width <= WIDEST
 
 
 class ShortConvolution(nn.Module):

@@ -5,11 +5,19 @@ B batch, T time, H heads, D channels of a head
 
 from __future__ import annotations
 
+from importlib.util import find_spec
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 EPS = 1e-6
+TRITON = find_spec("triton") is not None
+
+
+def takes_kernels(x: Tensor) -> bool:
+    """Whether fused kernels may read x: on a GPU, with Triton, and no compiler about, which fuses the definition by itself."""
+    return x.is_cuda and TRITON and not torch.compiler.is_compiling()
 
 
 def unit_length(x: Tensor) -> Tensor:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from importlib.util import find_spec
 from typing import Literal, NamedTuple, get_args
 
 import torch
@@ -16,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..types import require
-from .functional import logit, softplus_inverse
+from .functional import logit, softplus_inverse, takes_kernels
 
 LinkName = Literal["sigmoid", "softplus", "decay", "soft_decay", "bounded_decay", "ridge", "slopes"]
 GateName = Literal["eta", "log_alpha", "log_beta", "delta", "mu", "ridge"]
@@ -54,7 +53,7 @@ LINKS: dict[str, Link] = {
 
 def linked(x: Tensor, bias: Tensor, factor: float, curve: Curve) -> Tensor:
     """factor * curve(x + bias) in float32, at least: a logarithm of nearly 1 needs more digits than bf16 has."""
-    if x.is_cuda and not torch.compiler.is_compiling() and find_spec("triton") is not None:
+    if takes_kernels(x):
         from ..kernels import gate_link
 
         if gate_link.takes(x):
