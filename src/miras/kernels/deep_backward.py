@@ -52,7 +52,7 @@ class Pass:
         self.say = options(q, size, hidden, tokens.log_alpha is not None, weights.anchor1 is not None, self.moves, link)
         self.factors = Momentum(*(momentum or NO_MOMENTUM))
         self.own = _momentum_room(q, momentum, saved, rows, outer)
-        self.grid, self.sizes = (chunks, heads), (heads, channels, hidden)
+        self.grid, self.sizes = (chunks * heads,), (heads, channels, hidden)
         self.places = (rows.first, rows.length, rows.chunk)
         self.steps, self.decays, self.thresholds = strides(tokens.eta), strides(tokens.log_alpha), strides(tokens.delta)
         anchors = (weights.anchor1, weights.anchor2)
@@ -159,7 +159,7 @@ class Pass:
     def write(self) -> None:
         """The products of the adjoints at each chunk's end: the writes' share of dk, and what arrives at their vectors and at the decay."""
         saved, own, say = self.saved, self.own, self.say
-        self.dend = torch.empty(*self.grid, self.sizes[1], device=saved.u1.device)
+        self.dend = torch.empty(len(self.rows.row), *self.sizes[:2], device=saved.u1.device)
         arguments = (
             saved.late_k, saved.u1, saved.late_u1, self.do, saved.starts1, saved.starts2, *self.anchors, *self.hiddens, self.move1, self.move2,
             self.dwhole, self.dy1, self.dy2, self.dend, saved.slow_k, saved.slow_u1, saved.speeds1, saved.speeds2,
@@ -191,7 +191,7 @@ class Pass:
         )  # fmt: skip
         # a momentum's factors are sums over the channels, which one program then has
         block = say.wide if self.moves else min(say.wide, 32)
-        gate_backward[(*self.grid, triton.cdiv(self.sizes[1], block))](
+        gate_backward[(triton.cdiv(self.sizes[1], block) * self.grid[0],)](
             k, eta, log_alpha, saved.u1, dv, self.dwrite, self.dx, self.dy1, self.dy2, self.dend, self.dwhole, dk, deta, self.dlog,
             self.factors.kappa, self.factors.grown, own.dslow1, own.dslow2, own.dcarried, own.dkappa, own.dsigma, own.dgrown,
             *places, *self.sizes[:2], *self.steps, *self.decays,

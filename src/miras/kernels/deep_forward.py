@@ -28,7 +28,7 @@ def forward(given: Given) -> tuple[Result, Saved]:
     places = (rows.first, rows.length, rows.chunk)
     steps, decays = strides(eta), strides(log_alpha)
     say = options(q, size, hidden, tokens.log_alpha is not None, weights.anchor1 is not None, moves, link)
-    grid = (chunks, heads)
+    grid = (chunks * heads,)
     prepare[grid](
         q, k, eta, log_alpha, saved.scores2, saved.late_q, saved.late, saved.late_k, saved.kept, kappa, grown, saved.slow, saved.slow_k,
         *places, rows.row, heads, channels, *steps, *decays, **say.pairs,

@@ -16,7 +16,20 @@ import triton.language as tl
 
 from .lead import lead
 from .links import norm_of, scale_at, scale_of, sum_powers
-from .tiles import decayed_scores, decayed_values, decays, gelu, gelu_slope, place, rows, spacing, standardise, tile, weight
+from .tiles import (
+    chunk_and_head,
+    decayed_scores,
+    decayed_values,
+    decays,
+    gelu,
+    gelu_slope,
+    place,
+    rows,
+    spacing,
+    standardise,
+    tile,
+    weight,
+)
 
 
 @triton.jit
@@ -29,7 +42,7 @@ def prepare(
     """What no weight enters: the inner layer's scores q_t . (b_t/b_i) eta_i k_i, b_t q_t, each write's step at the chunk's
     end, bare and times -k, and b_C. With momentum the pair factors are ``kappa``, and ``slow`` is each write's step in the momentum.
     """
-    number, head = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
+    number, head = chunk_and_head(H)
     d, t = tl.arange(0, DP), tl.arange(0, C)
     _, token, there = place(number, row_ptr, first_ptr, length_ptr, chunk_ptr, t, C)
     q, k = tile(q_ptr, token, head, d, H, D, there), tile(k_ptr, token, head, d, H, D, there)
@@ -226,7 +239,7 @@ def readout(
     C: tl.constexpr, DP: tl.constexpr, EB: tl.constexpr, NE: tl.constexpr, ANCHORED: tl.constexpr, MOMENTUM: tl.constexpr, LINK: tl.constexpr, DOT: tl.constexpr, PRECISION: tl.constexpr, FAST: tl.constexpr,
 ):
     """One program a chunk and head: the products with the weights; ``finish`` adds the outer layer's decays and the norm."""
-    number, head = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
+    number, head = chunk_and_head(H)
     d, t, e = tl.arange(0, DP), tl.arange(0, C), tl.arange(0, EB)
     row, token, there = place(number, row_ptr, first_ptr, length_ptr, chunk_ptr, t, C)
     late = tile(late_q_ptr, token, head, d, H, D, there)
@@ -292,7 +305,7 @@ def finish(
     HAS_ALPHA: tl.constexpr, ANCHORED: tl.constexpr, MOMENTUM: tl.constexpr, LINK: tl.constexpr, DOT: tl.constexpr, PRECISION: tl.constexpr,
 ):
     """The outer layer's decays, norm and residual; the norm's input takes the place of the bare product."""
-    number, head = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
+    number, head = chunk_and_head(H)
     d, t = tl.arange(0, DP), tl.arange(0, C)
     row, token, there = place(number, row_ptr, first_ptr, length_ptr, chunk_ptr, t, C)
     x = rows(eta_ptr, token, head, d, eta_token, eta_head, eta_d, there, D) * tile(u1_ptr, token, head, d, H, D, there)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .tiles import decays, norm_backprop, place, rows, standardise, tile
+from .tiles import chunk_and_head, decays, norm_backprop, place, rows, standardise, tile
 
 
 @triton.jit
@@ -21,7 +21,7 @@ def linearise(
     C: tl.constexpr, DP: tl.constexpr, BIAS: tl.constexpr, SLOPE: tl.constexpr, P: tl.constexpr, HAS_DELTA: tl.constexpr,
 ):
     """The error u1 as a function of O, to first order: x, c = gain bias'(e), gain^2 bias''(e), 1/std and mean(c x)."""
-    number, head = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
+    number, head = chunk_and_head(H)
     d, t = tl.arange(0, DP), tl.arange(0, C)
     _, token, there = place(number, row_ptr, first_ptr, length_ptr, chunk_ptr, t, C)
     there_d = there[:, None] & (d[None, :] < D)
@@ -48,7 +48,7 @@ def bias_backward(
     C: tl.constexpr, DP: tl.constexpr, BIAS: tl.constexpr, SLOPE: tl.constexpr, DELTA_SLOPE: tl.constexpr, P: tl.constexpr, HAS_DELTA: tl.constexpr,
 ):
     """From du1 through the norm to the bias's arguments: dv = -de, d delta, and the norm's gain and shift."""
-    number, head = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
+    number, head = chunk_and_head(H)
     d, t = tl.arange(0, DP), tl.arange(0, C)
     _, token, there = place(number, row_ptr, first_ptr, length_ptr, chunk_ptr, t, C)
     there_d = there[:, None] & (d[None, :] < D)
@@ -81,8 +81,10 @@ def gate_backward(
     ``dwhole`` is dk so far, but for the bias's share -dv; ``dlog`` holds the reads' share of dL. A program has a block of the
     channels, with momentum all of them.
     """
-    number, head = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
-    d, t = tl.program_id(2) * DB + tl.arange(0, DB), tl.arange(0, C)
+    blocks: tl.constexpr = (D + DB - 1) // DB
+    number, head = chunk_and_head(H * blocks)
+    d, t = head % blocks * DB + tl.arange(0, DB), tl.arange(0, C)
+    head = head // blocks
     _, token, there = place(number, row_ptr, first_ptr, length_ptr, chunk_ptr, t, C)
     there_d = there[:, None] & (d[None, :] < D)
     out = token[:, None] * H * D + head * D + d[None, :]

@@ -12,7 +12,19 @@ import triton
 import triton.language as tl
 
 from .linear_kernels import read
-from .tiles import decayed_scores, decays, norm_backprop, place, rows, spacing, standardise, tile, transposed_values, weight
+from .tiles import (
+    chunk_and_head,
+    decayed_scores,
+    decays,
+    norm_backprop,
+    place,
+    rows,
+    spacing,
+    standardise,
+    tile,
+    transposed_values,
+    weight,
+)
 from .write_backward_kernels import through_norm
 
 
@@ -29,7 +41,7 @@ def linear_read_backward(
     dq is whole; ``dk`` is the read's share; ``dx`` is what arrives at x_i = eta_i u1_i and ``dwrite`` eta_i dx_i, the read's share of du1;
     ``dlog`` is the read's share of dL; ``share`` is Q' (b dO), what the chunk's reads add to the adjoint of its starting weight.
     """
-    number, head = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
+    number, head = chunk_and_head(H)
     d, t = tl.arange(0, DP), tl.arange(0, C)
     row, token, there = place(number, row_ptr, first_ptr, length_ptr, chunk_ptr, t, C)
     there_d = there[:, None] & (d[None, :] < D)
@@ -134,7 +146,7 @@ def linear_write_backward(
 
     dk = the read's share - dv + dO A' - (late u1) dA'', and what arrives at late_i u1_i is -k_i dA'.
     """
-    number, head = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
+    number, head = chunk_and_head(H)
     d, t = tl.arange(0, DP), tl.arange(0, C)
     row, token, there = place(number, row_ptr, first_ptr, length_ptr, chunk_ptr, t, C)
     there_d = there[:, None] & (d[None, :] < D)

@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 
 from .forward_kernels import surprise
-from .tiles import decayed_values, decays, place, rows, spacing, standardise, tile, weight
+from .tiles import chunk_and_head, decayed_values, decays, place, rows, spacing, standardise, tile, weight
 
 
 @triton.jit
@@ -23,7 +23,7 @@ def linear_steps(
     eta_token, eta_head, eta_d, alpha_token, alpha_head, alpha_d, C: tl.constexpr, DP: tl.constexpr,
 ):
     """What the decay leaves of each write at its chunk's end, eta_i exp(L_C - L_i), and of the weight, exp(L_C)."""
-    number, head = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
+    number, head = chunk_and_head(H)
     d, t = tl.arange(0, DP), tl.arange(0, C)
     _, token, there = place(number, row_ptr, first_ptr, length_ptr, chunk_ptr, t, C)
     eta = rows(eta_ptr, token, head, d, eta_token, eta_head, eta_d, there, D)
@@ -119,7 +119,7 @@ def linear_readout(
     DOT: tl.constexpr, PAIR: tl.constexpr, PRECISION: tl.constexpr,
 ):
     """One program a chunk and head: y = q + LN(O_q)."""
-    number, head = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
+    number, head = chunk_and_head(H)
     d, t = tl.arange(0, DP), tl.arange(0, C)
     row, token, there = place(number, row_ptr, first_ptr, length_ptr, chunk_ptr, t, C)
     at, inside = d[:, None] * D + d[None, :], (d[:, None] < D) & (d[None, :] < D)

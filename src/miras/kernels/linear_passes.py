@@ -94,7 +94,7 @@ def forward(tokens: Tokens, weight: Weight, rows: Rows, size: int, bias: Fused) 
     say = options(q, size, log_alpha is not None, anchor is not None)
     result, saved = empty_result(q, w), empty_saved(q, rows.row.shape[0], log_alpha is not None)
     places, sizes = (rows.first, rows.length, rows.chunk), (heads, channels)
-    grid, programs = (rows.row.shape[0], heads), (rows.first.shape[0], heads)
+    grid, programs = (rows.row.shape[0] * heads,), (rows.first.shape[0], heads)
     if log_alpha is not None:
         linear_steps[grid](
             eta, log_alpha, saved.late, saved.kept, *places, rows.row, *sizes, *strides(eta), *strides(log_alpha), **say.shape, num_warps=4,
@@ -123,7 +123,7 @@ def backward(
     places, sizes = (rows.first, rows.length, rows.chunk), (heads, channels)
     where = (*places, rows.row, *sizes)
     steps, decays, thresholds = strides(eta), strides(log_alpha), strides(delta)
-    grid, programs = (chunks, heads), (sequences, heads)
+    grid, programs = (chunks * heads,), (sequences, heads)
     dq, dk, dv, dx, dwrite, do, unit, pull, bend = (torch.empty_like(q) for _ in range(9))
     dread, du1, deta, dlog, ddelta = (torch.empty_like(q, dtype=torch.float32) for _ in range(5))
     shares, ends, dw = torch.empty_like(saved.starts), torch.empty_like(saved.starts), torch.empty_like(w)

@@ -26,7 +26,7 @@ from torch import Tensor
 
 from .arguments import Rows
 from .launch import INTERPRETED
-from .tiles import place
+from .tiles import chunk_and_head, place
 
 # what keeps less than e^-60 keeps nothing, and a total erasure (log alpha = -inf) has no finite difference
 LOWEST = tl.constexpr(-60.0)
@@ -62,7 +62,7 @@ def forward_kernel(
     H: tl.constexpr, C: tl.constexpr, HAS_ALPHA: tl.constexpr,
 ):  # fmt: skip
     """kappa, sigma and the products of mu from each token, and from the start, to the chunk's end."""
-    number, head = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
+    number, head = chunk_and_head(H)
     t = tl.arange(0, C)
     _, token, there = place(number, row_ptr, first_ptr, length_ptr, chunk_ptr, t, C)
     log_alpha, mu = gates_of(log_alpha_ptr, mu_ptr, token, head, there, H, HAS_ALPHA)
@@ -82,7 +82,7 @@ def backward_kernel(
     first_ptr, length_ptr, chunk_ptr, row_ptr, H: tl.constexpr, C: tl.constexpr, HAS_ALPHA: tl.constexpr,
 ):  # fmt: skip
     """The gradients of log alpha and mu."""
-    number, head = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
+    number, head = chunk_and_head(H)
     t = tl.arange(0, C)
     _, token, there = place(number, row_ptr, first_ptr, length_ptr, chunk_ptr, t, C)
     log_alpha, mu = gates_of(log_alpha_ptr, mu_ptr, token, head, there, H, HAS_ALPHA)
@@ -113,7 +113,7 @@ def momentum_factors(
     """kappa ``[N,H,C,C]``, sigma ``[N,H,C]``, mu_(i+1)...mu_C ``[N,H,C]`` and mu_1...mu_C ``[N,H]`` of gates ``[T,H]``."""
     made = _room(mu, row, size)
     heads = mu.shape[1]
-    forward_kernel[(len(row), heads)](
+    forward_kernel[(len(row) * heads,)](
         log_alpha, mu, *made, first, length, chunk, row, heads, size, HAS_ALPHA=log_alpha is not None, num_warps=4
     )
     return made
@@ -143,7 +143,7 @@ def momentum_factors_backward(
     """The gradients of log alpha, empty where there is none, and mu."""
     dmu, dlog = torch.empty_like(mu), torch.empty_like(mu) if log_alpha is not None else mu.new_empty(0)
     heads = mu.shape[1]
-    backward_kernel[(len(row), heads)](
+    backward_kernel[(len(row) * heads,)](
         log_alpha, mu, *outer, dlog, dmu, first, length, chunk, row, heads, size, HAS_ALPHA=log_alpha is not None, num_warps=8
     )
     return [dlog, dmu]

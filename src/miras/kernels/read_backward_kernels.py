@@ -17,6 +17,7 @@ import triton.language as tl
 
 from .links import scale_at
 from .tiles import (
+    chunk_and_head,
     decayed_scores,
     decayed_values,
     decays,
@@ -43,7 +44,7 @@ def begin_backward(
     HAS_ALPHA: tl.constexpr, ANCHORED: tl.constexpr, MOMENTUM: tl.constexpr, LINK: tl.constexpr, DOT: tl.constexpr, PRECISION: tl.constexpr,
 ):
     """From dy through the norm and the outer layer's decays: what ``finish`` did, backwards."""
-    number, head = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
+    number, head = chunk_and_head(H)
     d, t = tl.arange(0, DP), tl.arange(0, C)
     row, token, there = place(number, row_ptr, first_ptr, length_ptr, chunk_ptr, t, C)
     there_d = there[:, None] & (d[None, :] < D)
@@ -118,7 +119,7 @@ def read_backward(
     chunks followed by one place for the outgoing state's own; ``du1`` and ``dk`` the read's share of theirs;
     ``push1``, ``push2`` are the momentum's ``move1``, ``move2``, and ``dscale`` what arrives at a link's s, at the chunk's start and end.
     """
-    number, head = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
+    number, head = chunk_and_head(H)
     d, t, e = tl.arange(0, DP), tl.arange(0, C), tl.arange(0, EB)
     row, token, there = place(number, row_ptr, first_ptr, length_ptr, chunk_ptr, t, C)
     there_d = there[:, None] & (d[None, :] < D)
@@ -235,7 +236,7 @@ def finish_backward(
     HAS_ALPHA: tl.constexpr, ANCHORED: tl.constexpr, MOMENTUM: tl.constexpr, DOT: tl.constexpr, PRECISION: tl.constexpr,
 ):
     """The inner layer's scores backwards: dq whole, and what arrives at the writes eta_i k_i; ``dread`` is what arrives at b_t q_t."""
-    number, head = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
+    number, head = chunk_and_head(H)
     d, t = tl.arange(0, DP), tl.arange(0, C)
     _, token, there = place(number, row_ptr, first_ptr, length_ptr, chunk_ptr, t, C)
     there_d = there[:, None] & (d[None, :] < D)

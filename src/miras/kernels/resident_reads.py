@@ -18,7 +18,7 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared,
 
 from .links import scale_at
 from .resident_tiles import fetch, put
-from .tiles import gelu_curve, gelu_slope
+from .tiles import chunk_and_head, gelu_curve, gelu_slope
 
 
 @gluon.jit
@@ -93,7 +93,7 @@ def readout_resident(
         a1_s = gl.allocate_shared_memory(DOT, [64, 64], SWIZZLED)
         a2_s = gl.allocate_shared_memory(DOT, [64, 64], SWIZZLED)
 
-    number, head = gl.program_id(0).to(gl.int64), gl.program_id(1).to(gl.int64)
+    number, head = chunk_and_head(H)
     row = gl.load(row_ptr + number)
     n = number - gl.load(chunk_ptr + row)
     begin, count = gl.load(first_ptr + row) + n * 64, gl.load(length_ptr + row) - n * 64
@@ -201,7 +201,7 @@ def read_backward_resident(
         f_s = gl.allocate_shared_memory(DOT, [64, 64], SWIZZLED)
         g_s = gl.allocate_shared_memory(DOT, [64, 64], SWIZZLED)
 
-    number, head = gl.program_id(0).to(gl.int64), gl.program_id(1).to(gl.int64)
+    number, head = chunk_and_head(H)
     row = gl.load(row_ptr + number)
     n = number - gl.load(chunk_ptr + row)
     begin, count = gl.load(first_ptr + row) + n * 64, gl.load(length_ptr + row) - n * 64

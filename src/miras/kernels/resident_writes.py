@@ -18,6 +18,7 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared,
 from .links import scale_at
 from .resident_reads import folded, product, ready
 from .resident_tiles import fetch
+from .tiles import chunk_and_head
 
 
 @gluon.jit
@@ -50,7 +51,7 @@ def write_backward_resident(
         dspeed1_s = gl.allocate_shared_memory(DOT, [64, 64], SWIZZLED)
         dspeed2_s = gl.allocate_shared_memory(DOT, [64, 64], SWIZZLED)
 
-    number, head = gl.program_id(0).to(gl.int64), gl.program_id(1).to(gl.int64)
+    number, head = chunk_and_head(H)
     row = gl.load(row_ptr + number)
     n = number - gl.load(chunk_ptr + row)
     begin, count = gl.load(first_ptr + row) + n * 64, gl.load(length_ptr + row) - n * 64

@@ -32,6 +32,13 @@ def tile(ptr, token, head, d, H, D, there):
 
 
 @triton.jit
+def chunk_and_head(H):
+    """What a program works on: neighbouring programs have neighbouring heads, which together read and write whole rows of tokens."""
+    pair = tl.program_id(0).to(tl.int64)
+    return pair // H, pair % H
+
+
+@triton.jit
 def place(number, row_ptr, first_ptr, length_ptr, chunk_ptr, t, C: tl.constexpr):
     """The sequence, tokens and their presence of chunk ``number``."""
     row = tl.load(row_ptr + number)

@@ -15,7 +15,7 @@ import triton.language as tl
 
 from .lead import lead_backward
 from .links import scale_at, through_link
-from .tiles import norm_backprop, place, tile, weight
+from .tiles import chunk_and_head, norm_backprop, place, tile, weight
 
 
 @triton.jit
@@ -191,7 +191,7 @@ def write_backward(
 
     They give the write's share of dk, what arrives at both writes' vectors, -late u1 and -late k, and at the weights' decay.
     """
-    number, head = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
+    number, head = chunk_and_head(H)
     d, t, e = tl.arange(0, DP), tl.arange(0, C), tl.arange(0, EB)
     row, token, there = place(number, row_ptr, first_ptr, length_ptr, chunk_ptr, t, C)
     there_d = there[:, None] & (d[None, :] < D)
