@@ -471,8 +471,8 @@ LAYOUTS = {
 def test_twins_on_a_gpu(name, D, monkeypatch):
     """bf16 against float64: values, states and every gradient. Prints all errors (pytest -s), asserts after the last.
 
-    A decay's own gradient is a difference in which a token's own write cancels in float32. At exp(-9) what is left is good
-    to less than a percent.
+    A decay's own gradient is a sum in which a token's own write cancels in float32: at exp(-9) what is left is good to about
+    a percent, further down it is noise.
     """
     called, load = [], matrix_run.load
     monkeypatch.setattr(matrix_run, "load", lambda module, name: called.append(name) or load(module, name))
