@@ -77,4 +77,9 @@ def explain_matrix(spec: Spec, device: torch.device, gradients: bool) -> tuple[B
         return "torch", f"plain PyTorch on {device.type}, since {refused}"
     found = matrix_fla.plan(spec)
     assert isinstance(found, matrix_fla.Plan)
-    return "fla", f"fla's {found.operation.name} for bf16 and fp16, plain PyTorch for float32 unless TF32 is allowed"
+    found = matrix_fla.settled(found, device, gradients)
+    assert isinstance(found, matrix_fla.Plan)
+    where = f"fla's {found.operation.name} for bf16 and fp16, plain PyTorch for float32 unless TF32 is allowed"
+    if found.twin_of is None:
+        return "fla", where
+    return "fla", f"{where}; a twin of {found.twin_of.name}, since {matrix_fla.broken_backward(found.twin_of)}"

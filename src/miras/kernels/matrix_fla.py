@@ -43,13 +43,17 @@ OPERATIONS = {
     "mesa": Operation("fla.ops.mesa_net", "chunk_mesa_net", half=True, exact=False),
 }
 
+# one decay a head is one a key channel, all of them alike: what is gated may be run so, by a backward pass of its own
+TWINS = {"simple_gla": "gla", "gated_delta": "kda"}
+
 
 class Plan(NamedTuple):
-    """How fla runs a spec: its operation, and whether that operation's backward pass is the gated one."""
+    """How fla runs a spec: its operation, whether the backward pass of that is the gated one, and whose twin it is if of any."""
 
     operation: Operation
     key: str
     gated: bool = False
+    twin_of: Operation | None = None
 
 
 def plan(spec: Spec, gates: Gates | None = None) -> Plan | str:
@@ -150,13 +154,24 @@ def why_not(spec: Spec, call: Call) -> str | None:
         return f"fla's {name} takes bf16 and fp16{'' if found.operation.half else ' and float32'}, not {dtype}"
     if found.key == "mesa" and not square:
         return f"fla's {name} takes keys and values of one width"
-    if backward and found.gated and backward_is_wrong(*machine(device)):
-        return broken_backward(found.operation)
+    here = settled(found, device, backward)
+    if isinstance(here, str):
+        return here
+    name = here.operation.name
     if not named and dtype == torch.float32 and torch.get_float32_matmul_precision() == "highest":
         return f"fla's {name} multiplies float32 in TF32, which torch.set_float32_matmul_precision('high') allows"
     if not named and not found.operation.exact:
         return f"fla's {name} solves by conjugate gradients in fp16, which is not exact: backend='fla' asks for it"
     return None
+
+
+def settled(found: Plan, device: torch.device, backward: bool) -> Plan | str:
+    """A plan on a machine: itself, or, where its backward pass is needed and wrong, its twin, or why fla refuses."""
+    if not (backward and found.gated and backward_is_wrong(*machine(device))):
+        return found
+    if found.key not in TWINS:
+        return f"{broken_backward(found.operation)}: install Triton 3.7.1 or later, or call without gradients"
+    return _planned(TWINS[found.key])._replace(twin_of=found.operation)
 
 
 def no_device(device: torch.device) -> bool:
@@ -166,8 +181,10 @@ def no_device(device: torch.device) -> bool:
 
 def machine(device: torch.device) -> tuple[int, str]:
     """The major compute capability of a device, 0 where there is none, and the version of Triton."""
+    from triton import __version__
+
     major = torch.cuda.get_device_capability(device)[0] if torch.cuda.is_available() else 0
-    return major, metadata.version("triton")
+    return major, __version__
 
 
 def backward_is_wrong(major: int, triton: str) -> bool:
@@ -180,5 +197,5 @@ def broken_backward(operation: Operation) -> str:
     """What is said of a backward pass that fla refuses."""
     return (
         f"fla {metadata.version('fla-core')} refuses the backward pass of its {operation.name} on Hopper under Triton 3.4 to 3.7.0, "
-        "which compile it incorrectly: install Triton 3.7.1 or later, or call without gradients"
+        "which compile it incorrectly"
     )

@@ -23,10 +23,13 @@ from ..bias import DotProduct
 from ..retention import L2
 from ..spec import Spec
 from ..types import AnyState, Gates, NewtonState, State
-from .matrix_fla import Plan, plan, stands
+from .matrix_fla import Plan, plan, settled, stands
 
 # the tokens up to which a call without gradients goes token by token, in one kernel
 SHORT = 16
+
+# exp(-100) is 0 next to any weight in float32, and fla's chunks subtract decays: a total erasure must be a number
+LOWEST = -100.0
 
 
 def load(module: str, name: str) -> Callable[..., Any]:
@@ -40,6 +43,8 @@ def run(
 ) -> tuple[Tensor, AnyState]:
     """A call that ``why_not`` has nothing against: tokens ``[B,T,H,D]`` in their own dtype, gates ``[B,T,H,D or 1]`` in float32."""
     found = plan(spec, gates)
+    assert isinstance(found, Plan)
+    found = settled(found, q.device, backward)
     assert isinstance(found, Plan)
     if q.shape[1] == 0:
         return v.new_zeros(*q.shape[:3], v.shape[3]), state
@@ -85,7 +90,8 @@ def _each(gate: Tensor, channels: int) -> Tensor:
 def _whole(gates: Gates) -> Tensor:
     """The decay of a weight as a whole or of its key side, with a value side of one number a head."""
     assert gates.log_alpha is not None
-    return gates.log_alpha if gates.log_beta is None else gates.log_alpha + gates.log_beta
+    decay = gates.log_alpha if gates.log_beta is None else gates.log_alpha + gates.log_beta
+    return decay.clamp_min(LOWEST)
 
 
 def _simple_gla(spec: Spec, k: Tensor, gates: Gates) -> dict[str, Any]:
