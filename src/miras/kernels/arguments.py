@@ -44,6 +44,12 @@ class Rows(NamedTuple):
         return cls(*tensors)
 
 
+def chunk_starts(rows: Rows, size: int) -> Tensor:
+    """The first token of every chunk, ``[N]``."""
+    number = torch.arange(len(rows.row), device=rows.row.device)
+    return rows.first[rows.row] + (number - rows.chunk[rows.row]) * size
+
+
 KNOWN: dict[tuple[tuple[int, ...], int, torch.device], Rows] = {}
 
 
@@ -114,6 +120,16 @@ class Lead(NamedTuple):
     log_anchor2: Tensor
 
 
+def lead_of(tokens: Tokens, log_anchors: list[Tensor], rows: Rows, size: int) -> Lead:
+    """Every chunk's first token by itself; the anchors are empty where there are none."""
+    first = chunk_starts(rows, size)
+
+    def own(x: Tensor | None) -> Tensor:
+        return tokens.k.new_empty(0) if x is None else x[first].float().expand(-1, -1, tokens.k.shape[2]).contiguous()
+
+    return Lead(*map(own, (tokens.k, tokens.v, tokens.eta, tokens.log_alpha, tokens.delta)), *log_anchors)
+
+
 NO_LEAD = (None,) * len(Lead._fields)
 
 
@@ -134,7 +150,8 @@ class Saved(NamedTuple):
     """What the forward pass leaves for the backward one.
 
     The weights at each chunk's start, the errors u1, both norms' inputs, both layers' scores, the decayed queries, each write's
-    step at its chunk's end, bare and times -k and -u1, and the decay of each chunk. With momentum also its value at each chunk's
+    step at its chunk's end, bare and times -k and -u1, the decay of each chunk, that from its start to each token as a logarithm, and
+    over how many tokens differences of these may be split in two. With momentum also its value at each chunk's
     start, what the read takes from it, and each write's step in it, bare and times -k and -u1; with a link the norms of each
     sequence's states; where a chunk's first token has a step of its own, the weights that it found and its norm's input. Empty
     otherwise.
@@ -153,6 +170,8 @@ class Saved(NamedTuple):
     late_k: Tensor
     late_u1: Tensor
     kept: Tensor
+    total: Tensor
+    sizes: Tensor
     speeds1: Tensor
     speeds2: Tensor
     o_speed: Tensor

@@ -11,10 +11,10 @@ import torch
 import triton
 from torch import Tensor
 
-from .arguments import NO_LEAD, NO_MOMENTUM, Given, Lead, Momentum, Result, Rows, Saved, Tokens, Weights
+from .arguments import NO_LEAD, NO_MOMENTUM, Given, Lead, Momentum, Result, Rows, Saved, Tokens, Weights, chunk_starts
 from .biases import DEVICE
 from .gate_kernels import bias_backward, gate_backward, linearise
-from .launch import FULL, in_width, options, rounded, strides
+from .launch import FULL, in_width, options, room_for, rounded, strides
 from .read_backward_kernels import begin_backward, finish_backward, read_backward
 from .write_backward_kernels import anchor_backward, scan_backward, write_backward
 
@@ -71,14 +71,14 @@ class Pass:
 
     def read(self) -> None:
         """From dy through both layers of the reads, to dq and to what each chunk adds to the adjoint of its starting weights."""
-        q, k, _, eta, log_alpha, _ = self.tokens
+        q, k, _, eta, *_ = self.tokens
         saved, own, say, places = self.saved, self.own, self.say, (*self.places, self.rows.row)
         _, _, kappa, sigma, _, _ = self.factors
         dread = torch.empty_like(q, dtype=torch.float32)
         dq_anchor = torch.empty_like(dread) if say.anchored else None
         dscores1, dscores2 = torch.empty_like(saved.scores1), torch.empty_like(saved.scores1)
         begin_backward[self.grid](
-            eta, log_alpha, saved.u1, saved.scores1, saved.o_q, saved.o_anchor, self.outer.y, self.weights.gain,
+            eta, saved.total, saved.sizes, saved.u1, saved.scores1, saved.o_q, saved.o_anchor, self.outer.y, self.weights.gain,
             self.do, self.late_do, dscores1, self.dx, self.dlog, self.dgain[0], self.dshift[0],
             kappa, sigma, saved.o_speed, own.dkappa, own.dsigma, saved.norms, self.dscale, *places, *self.sizes[:2], *self.steps, *self.decays,
             ANCHORED=say.anchored, LINK=self.link.q, **say.pairs,
@@ -95,7 +95,7 @@ class Pass:
             read_backward_resident[self.grid](
                 *tiles, *side, dread, own.dq_speed if self.moves else dq_anchor, self.dwhole, self.dx, self.du1, *hiddens, *dside,
                 sigma, saved.norms, self.dscale, *places, *self.sizes, *self.steps,
-                ANCHORED=say.anchored, MOMENTUM=self.moves, LINK=self.link.q,
+                ANCHORED=say.anchored, MOMENTUM=self.moves, LINK=self.link.q, **say.led,
                 # with more weights only one program fits a multiprocessor, which may then have all registers
                 **({"num_warps": 8} if say.anchored or self.moves else FULL),
             )  # fmt: skip
@@ -108,7 +108,7 @@ class Pass:
         # what arrives at the writes takes the place of what no kernel reads any more
         self.dq, self.dwrite = torch.empty_like(q), self.late_do
         finish_backward[self.grid](
-            q, k, eta, log_alpha, self.outer.y, dscores2, dread, dq_anchor, self.dq, self.dwrite, self.dlog,
+            q, k, eta, saved.total, saved.sizes, self.outer.y, dscores2, dread, dq_anchor, self.dq, self.dwrite, self.dlog,
             kappa, sigma, own.dq_speed, own.dkappa, own.dsigma, *places, *self.sizes[:2], *self.steps, *self.decays,
             ANCHORED=say.anchored, **say.pairs,
         )  # fmt: skip
@@ -183,7 +183,9 @@ class Pass:
         """From the writes and du1 to the gradients of k, v and the gates."""
         q, k, v, eta, log_alpha, delta = self.tokens
         saved, own, say, places = self.saved, self.own, self.say, (*self.places, self.rows.row)
-        deta, ddelta = (torch.empty_like(q, dtype=torch.float32) for _ in range(2))
+        deta, dlog, ddelta = (None if gate is None else room_for(gate, q) for gate in (eta, log_alpha, delta))
+        if dlog is not None and dlog.dtype == self.dlog.dtype:
+            dlog = self.dlog
         dk, dv = torch.empty_like(q), torch.empty_like(q)
         bias_backward[self.grid](
             k, v, delta, saved.o, self.weights.gain, self.weights.shift, self.du1, dv, ddelta, self.dgain[1], self.dshift[1],
@@ -192,13 +194,24 @@ class Pass:
         # a momentum's factors are sums over the channels, which one program then has
         block = say.wide if self.moves else min(say.wide, 32)
         gate_backward[(triton.cdiv(self.sizes[1], block) * self.grid[0],)](
-            k, eta, log_alpha, saved.u1, dv, self.dwrite, self.dx, self.dy1, self.dy2, self.dend, self.dwhole, dk, deta, self.dlog,
+            k, eta, saved.total, saved.u1, dv, self.dwrite, self.dx, self.dy1, self.dy2, self.dend, self.dwhole, self.dlog, dk, deta, dlog,
             self.factors.kappa, self.factors.grown, own.dslow1, own.dslow2, own.dcarried, own.dkappa, own.dsigma, own.dgrown,
             *places, *self.sizes[:2], *self.steps, *self.decays,
-            C=self.size, DB=block, HAS_ALPHA=log_alpha is not None, MOMENTUM=self.moves, **FULL,
+            DB=block, **say.gates,
         )  # fmt: skip
-        gradients = (in_width(deta, eta), in_width(self.dlog, log_alpha), in_width(ddelta, delta))
+        if self.dlead is not None:
+            self.join_lead(dk, dv, deta, dlog, ddelta)
+        gradients = (in_width(deta, eta), in_width(dlog, log_alpha), in_width(ddelta, delta))
         return Tokens(self.dq, dk, dv, *gradients)  # type: ignore[arg-type]
+
+    def join_lead(self, dk: Tensor, dv: Tensor, deta: Tensor | None, dlog: Tensor | None, ddelta: Tensor | None) -> None:
+        """What arrives at the own steps of chunks' first tokens; among the others those had neither a step nor a decay."""
+        own, first = self.dlead, chunk_starts(self.rows, self.size)
+        assert own is not None and deta is not None and dlog is not None
+        for gradient, share in ((dk, own.k), (dv, own.v), *([] if ddelta is None else [(ddelta, own.delta)])):
+            gradient.index_add_(0, first, share.to(gradient.dtype))
+        for gradient, share in ((deta, own.eta), (dlog, own.log_alpha)):
+            gradient.index_copy_(0, first, share.to(gradient.dtype))
 
     def anchors_gradients(self) -> tuple[Tensor | None, Tensor | None]:
         """What arrives at the anchors, from all chunks."""

@@ -21,7 +21,7 @@ def forward(given: Given) -> tuple[Result, Saved]:
     heads, channels = q.shape[1:]
     hidden, chunks = weights.w2.shape[2], rows.row.shape[0]
     moves = momentum is not None
-    saved = empty_saved(q, weights, chunks, size, moves, link)
+    saved = empty_saved(q, log_alpha, weights, chunks, size, moves, link)
     result = empty_result(q, weights, moves)
     speed1, speed2, kappa, sigma, grown, grown_end = momentum or NO_MOMENTUM
     anchors, norm = (weights.anchor1, weights.anchor2), (weights.gain, weights.shift)
@@ -30,7 +30,8 @@ def forward(given: Given) -> tuple[Result, Saved]:
     say = options(q, size, hidden, tokens.log_alpha is not None, weights.anchor1 is not None, moves, link)
     grid = (chunks * heads,)
     prepare[grid](
-        q, k, eta, log_alpha, saved.scores2, saved.late_q, saved.late, saved.late_k, saved.kept, kappa, grown, saved.slow, saved.slow_k,
+        q, k, eta, log_alpha, saved.scores2, saved.late_q, saved.late, saved.late_k, saved.kept, saved.total, saved.sizes,
+        kappa, grown, saved.slow, saved.slow_k,
         *places, rows.row, heads, channels, *steps, *decays, **say.pairs,
     )  # fmt: skip
     states = (
@@ -70,7 +71,7 @@ def forward(given: Given) -> tuple[Result, Saved]:
             ANCHORED=say.anchored, **say.read,
         )  # fmt: skip
     finish[grid](
-        q, eta, log_alpha, saved.u1, saved.scores1, saved.o_q, saved.o_anchor, result.y, *norm, kappa, sigma, saved.o_speed, saved.norms,
+        q, eta, saved.total, saved.sizes, saved.u1, saved.scores1, saved.o_q, saved.o_anchor, result.y, *norm, kappa, sigma, saved.o_speed, saved.norms,
         *places, rows.row, heads, channels, *steps, *decays, ANCHORED=say.anchored, LINK=link.q, **say.pairs,
     )  # fmt: skip
     return result, saved
@@ -82,7 +83,9 @@ def empty_result(q: Tensor, weights: Weights, moves: bool) -> Result:
     return Result(torch.empty_like(q), *(torch.empty_like(weights.w1) for _ in range(4)), *speeds)
 
 
-def empty_saved(q: Tensor, weights: Weights, chunks: int, size: int, moves: bool, link: Link) -> Saved:
+def empty_saved(
+    q: Tensor, log_alpha: Tensor | None, weights: Weights, chunks: int, size: int, moves: bool, link: Link
+) -> Saved:
     """Room for what the backward pass needs; the read's norm inputs are summed in float32."""
     rows, heads, hidden, channels = weights.w2.shape
     starts1, starts2 = (q.new_empty(chunks, heads, hidden, channels) for _ in range(2))
@@ -91,7 +94,9 @@ def empty_saved(q: Tensor, weights: Weights, chunks: int, size: int, moves: bool
     o_anchor = torch.empty_like(o_q) if weights.anchor1 is not None else o_q.new_empty(0)
     u1, o, late_q, late, late_k, late_u1 = (torch.empty_like(q) for _ in range(6))
     kept = o_q.new_empty(chunks, heads, channels)
-    plain = (starts1, starts2, u1, o, o_q, o_anchor, scores1, scores2, late_q, late, late_k, late_u1, kept)
+    total = o_q.new_empty(0) if log_alpha is None else torch.empty_like(log_alpha, dtype=torch.float32)
+    sizes = torch.empty(chunks, heads, dtype=torch.int32, device=q.device)
+    plain = (starts1, starts2, u1, o, o_q, o_anchor, scores1, scores2, late_q, late, late_k, late_u1, kept, total, sizes)
     momentum = (starts1, starts2, o_q, q, q, q)
     own = [torch.empty_like(x) if moves else x.new_empty(0) for x in momentum]
     own.append(o_q.new_empty((chunks + rows, heads, 2) if link.q > 0 else 0))

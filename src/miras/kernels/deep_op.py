@@ -17,14 +17,14 @@ from ..memory import MLP
 from ..retention import KL, L2, Keep, Lq, Retention
 from ..spec import Spec
 from ..types import Gates, Norm, State
-from .arguments import Given, Lead, Link, Momentum, Result, Rows, Saved, Tokens, Weights
+from .arguments import Given, Link, Momentum, Result, Rows, Saved, Tokens, Weights, lead_of
 from .biases import Fused, fused
 from .deep_backward import backward
 from .deep_forward import empty_result, empty_saved, forward
 from .launch import INTERPRETED
 from .momentum import factors
 from .proven import Proven, unproven
-from .states import decays_linearly, gain_and_shift, held, laid_out, led, link_of, opened
+from .states import decays_linearly, gain_and_shift, held, laid_out, link_of, opened
 
 # what benchmarks/kernel_numerics.py compares with float64 on a GPU, plain and anchored: chunk sizes and channels a head
 PROVEN: Proven = {
@@ -74,10 +74,6 @@ def _channelwise(gate: Tensor | None) -> bool:
     return gate is not None and gate.shape[-1] > 1
 
 
-def _lead(given: list[Tensor]) -> Lead | None:
-    return Lead(*given) if given else None
-
-
 def _momentum(given: list[Tensor]) -> Momentum | None:
     return Momentum(*given) if given else None
 
@@ -97,7 +93,7 @@ def deep_forward(
     gain: Tensor,
     shift: Tensor,
     momentum: list[Tensor],
-    lead: list[Tensor],
+    log_anchors: list[Tensor],
     first: Tensor,
     length: Tensor,
     chunk: Tensor,
@@ -114,14 +110,15 @@ def deep_forward(
     tokens = Tokens(q, k, v, eta, log_alpha, delta)
     weights = Weights(w1, w2, anchor1, anchor2, gain, shift)
     rows, link = Rows(first, length, chunk, row), Link(power, floor, mass1, mass2)
-    result, saved = forward(Given(tokens, weights, _momentum(momentum), _lead(lead), rows, size, Fused(bias, p), link))
+    own = lead_of(tokens, log_anchors, rows, size) if link.mass1 > 0 else None
+    result, saved = forward(Given(tokens, weights, _momentum(momentum), own, rows, size, Fused(bias, p), link))
     return [*result, *saved]
 
 
 @deep_forward.register_fake
 def _(q, k, v, eta, log_alpha, delta, *rest):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN002, ANN202
     weights, momentum, row, size = Weights(*rest[:6]), rest[6], rest[11], rest[12]
-    saved = empty_saved(q, weights, row.shape[0], size, bool(momentum), Link(*rest[15:]))
+    saved = empty_saved(q, log_alpha, weights, row.shape[0], size, bool(momentum), Link(*rest[15:]))
     return [*empty_result(q, weights, bool(momentum)), *saved]
 
 
@@ -140,7 +137,7 @@ def deep_backward(
     gain: Tensor,
     shift: Tensor,
     momentum: list[Tensor],
-    lead: list[Tensor],
+    log_anchors: list[Tensor],
     first: Tensor,
     length: Tensor,
     chunk: Tensor,
@@ -161,16 +158,15 @@ def deep_backward(
     """
     tokens = Tokens(q, k, v, eta, log_alpha, delta)
     weights = Weights(w1, w2, anchor1, anchor2, gain, shift)
-    rows = Rows(first, length, chunk, row)
-    given = Given(
-        tokens, weights, _momentum(momentum), _lead(lead), rows, size, Fused(bias, p), Link(power, floor, mass1, mass2)
-    )
+    rows, link = Rows(first, length, chunk, row), Link(power, floor, mass1, mass2)
+    own = lead_of(tokens, log_anchors, rows, size) if link.mass1 > 0 else None
+    given = Given(tokens, weights, _momentum(momentum), own, rows, size, Fused(bias, p), link)
     dtokens, dweights, dmomentum, dlead = backward(given, (saved[0], saved[1]), Saved(*saved[2:]), Result(*outer))
     pairs = zip((*dtokens, *dweights), (*tokens, *weights), strict=True)
     return [
         *(q.new_empty(0) if d is None or x is None else d.to(x.dtype) for d, x in pairs),
         *(dmomentum or ()),
-        *(dlead or ()),
+        *([] if dlead is None else dlead[-2:]),
     ]
 
 
@@ -180,21 +176,21 @@ def _(*given):  # type: ignore[no-untyped-def]  # noqa: ANN002, ANN202
 
 
 def _remember(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
-    own, momentum, lead, rows, ctx.settings = inputs[:12], inputs[12], inputs[13], inputs[14:18], inputs[18:]
-    ctx.counts, ctx.results = (12, len(momentum), len(lead), 4), [x.shape for x in output[:7]]
-    ctx.save_for_backward(*own, *momentum, *lead, *rows, *output[1:3], *output[7:])
+    own, momentum, log_anchors, rows, ctx.settings = inputs[:12], inputs[12], inputs[13], inputs[14:18], inputs[18:]
+    ctx.counts, ctx.results = (12, len(momentum), len(log_anchors), 4), [x.shape for x in output[:7]]
+    ctx.save_for_backward(*own, *momentum, *log_anchors, *rows, *output[1:3], *output[7:])
     # what is kept for the backward pass takes no gradient: zeros for it would be a gigabyte
     ctx.set_materialize_grads(False)
 
 
 def _backward(ctx: Any, grads_out: list[Tensor | None]) -> tuple[Tensor | list[Tensor] | None, ...]:
     it = iter(ctx.saved_tensors)
-    own, momentum, lead, rows = (list(islice(it, count)) for count in ctx.counts)
+    own, momentum, log_anchors, rows = (list(islice(it, count)) for count in ctx.counts)
     saved, split = list(it), 12 + len(momentum)
     kinds = (own[0], *[own[6]] * 6)
     pairs = zip(grads_out[:7], kinds, ctx.results, strict=True)
     outer = [x.new_zeros(shape) if g is None else g.contiguous() for g, x, shape in pairs]
-    grads = deep_backward(*own, momentum, lead, *rows, saved, outer, *ctx.settings)
+    grads = deep_backward(*own, momentum, log_anchors, *rows, saved, outer, *ctx.settings)
     return (
         *(None if x is None else grad for x, grad in zip(own, grads[:12], strict=True)),
         grads[12:split],
@@ -226,9 +222,9 @@ def run(
     rows = Rows.of(lengths, size, q.device)
     w1, w2 = state.accumulated if isinstance(spec.retention, Lq) else state.weights
     tokens = laid_out(q, k, v, gates)
-    anchor, lead = state.anchor, list[Tensor]()
+    anchor, log_anchors = state.anchor, list[Tensor]()
     if isinstance(spec.retention, KL):
-        tokens, lead = led(tokens, anchor, rows, size)
+        log_anchors = [anchor[0].mT.contiguous(), anchor[1].contiguous()] if anchor else [q.new_empty(0), q.new_empty(0)]
         anchor = tuple(a.exp() for a in anchor)
     anchors = (anchor[0].mT.contiguous(), anchor[1].contiguous()) if anchor else (None, None)
     states = (w1.mT.contiguous(), w2.contiguous(), *anchors, *gain_and_shift(norm, q))
@@ -238,9 +234,11 @@ def run(
         made = factors(rows, size, tokens[4], gates.mu.flatten(0, 1))
         momentum = [speed1.mT.contiguous(), speed2.contiguous(), *made]
     link = link_of(spec, q.shape[3], w2.shape[2])
-    y, new1, new2, tail1, tail2, *rest = deep_forward(*tokens, *states, momentum, lead, *rows, size, bias.name, bias.p, *link)
+    y, new1, new2, tail1, tail2, *rest = deep_forward(
+        *tokens, *states, momentum, log_anchors, *rows, size, bias.name, bias.p, *link
+    )
     end, speed = (new1.mT, new2), (rest[0].mT, rest[1]) if momentum else ()
     reached = State(end, end, anchor, speed)
     if any(length % size for length in lengths):
-        reached = opened(rows, reached, (tail1.mT, tail2), tokens[4], size, lengths)
+        reached = opened(rows, reached, (tail1.mT, tail2), tokens[4], size, lengths, led=isinstance(spec.retention, KL))
     return y.reshape(q.shape), held(spec, reached, state.anchor)

@@ -23,7 +23,10 @@ from .tiles import (
     decays,
     gelu,
     gelu_slope,
+    halved,
+    past,
     place,
+    power,
     rows,
     spacing,
     standardise,
@@ -34,35 +37,51 @@ from .tiles import (
 
 @triton.jit
 def prepare(
-    q_ptr, k_ptr, eta_ptr, log_alpha_ptr, scores2_ptr, late_q_ptr, late_ptr, late_k_ptr, kept_ptr,
+    q_ptr, k_ptr, eta_ptr, log_alpha_ptr, scores2_ptr, late_q_ptr, late_ptr, late_k_ptr, kept_ptr, total_ptr, sizes_ptr,
     kappa_ptr, grown_ptr, slow_ptr, slow_k_ptr, first_ptr, length_ptr, chunk_ptr, row_ptr, H: tl.constexpr, D: tl.constexpr,
     eta_token, eta_head, eta_d, alpha_token, alpha_head, alpha_d,
-    C: tl.constexpr, DP: tl.constexpr, BLOCK: tl.constexpr, HAS_ALPHA: tl.constexpr, MOMENTUM: tl.constexpr, DOT: tl.constexpr, PRECISION: tl.constexpr,
+    C: tl.constexpr, DP: tl.constexpr, BLOCK: tl.constexpr,
+    HAS_ALPHA: tl.constexpr, MOMENTUM: tl.constexpr, LED: tl.constexpr, DOT: tl.constexpr, PRECISION: tl.constexpr, FAST: tl.constexpr,
 ):
     """What no weight enters: the inner layer's scores q_t . (b_t/b_i) eta_i k_i, b_t q_t, each write's step at the chunk's
-    end, bare and times -k, and b_C. With momentum the pair factors are ``kappa``, and ``slow`` is each write's step in the momentum.
+    end, bare and times -k, b_C, log b_t and over how many tokens its differences may be split. With momentum the pair factors are
+    ``kappa``, and ``slow`` is each write's step in the momentum. Where a chunk's first token has a step of its own (LED = 1), it
+    has none here, nor a decay.
     """
     number, head = chunk_and_head(H)
     d, t = tl.arange(0, DP), tl.arange(0, C)
     _, token, there = place(number, row_ptr, first_ptr, length_ptr, chunk_ptr, t, C)
     q, k = tile(q_ptr, token, head, d, H, D, there), tile(k_ptr, token, head, d, H, D, there)
-    eta = rows(eta_ptr, token, head, d, eta_token, eta_head, eta_d, there, D)
+    eta = rows(eta_ptr, token, head, d, eta_token, eta_head, eta_d, there & (t >= LED), D)
+    seen = t[:, None] >= t[None, :]
     late_q, late, kept = q, eta, tl.full([DP], 1.0, tl.float32)
     if HAS_ALPHA:
-        log_alpha = decays(log_alpha_ptr, token, head, d, alpha_token, alpha_head, alpha_d, there, D)
+        log_alpha = decays(log_alpha_ptr, token, head, d, alpha_token, alpha_head, alpha_d, there & (t >= LED), D)
         total, end = tl.cumsum(log_alpha, 0), tl.sum(log_alpha, 0)
-        size = spacing(log_alpha, total, C, BLOCK)
-        late_q, late, kept = q * tl.exp(total), eta * tl.exp(end[None, :] - total), tl.exp(end)
+        kept = power(end, FAST)
+        own = there[:, None] & (d[None, :] < D) & ((d[None, :] == 0) | (d[None, :] * alpha_d > 0))
+        tl.store(total_ptr + token[:, None] * alpha_token + head * alpha_head + d[None, :] * alpha_d, total, mask=own)
     if MOMENTUM:
         factors = kappa_ptr + (number * H + head) * C * C
         scores = tl.dot(q.to(DOT), tl.trans((eta * k).to(DOT)), input_precision=PRECISION)
         scores *= tl.load(factors + t[:, None] * C + t[None, :])
         late = eta * tl.load(factors + (C - 1) * C + t)[:, None]
+        if HAS_ALPHA:
+            late_q = q * power(total, FAST)
     elif HAS_ALPHA:
-        scores = decayed_scores(q, eta * k, total, size, t, DOT, PRECISION, C)
+        size = spacing(log_alpha, end, C, BLOCK)
+        tl.store(sizes_ptr + number * H + head, size)
+        if size == C:
+            near, far, half = halved(total, end, FAST)
+            late_q, late = q * near, eta * far
+            scores = tl.dot(late_q.to(DOT), tl.trans((late * k).to(DOT)), input_precision=PRECISION)
+            scores, late_q, late = tl.where(seen, scores, 0.0), late_q * half[None, :], late * half[None, :]
+        else:
+            scores = decayed_scores(q, eta * k, total, size, t, DOT, PRECISION, C)
+            late_q, late = q * power(total, FAST), eta * power(end[None, :] - total, FAST)
     else:
         scores = tl.dot(q.to(DOT), tl.trans((eta * k).to(DOT)), input_precision=PRECISION)
-        scores = tl.where(t[:, None] >= t[None, :], scores, 0.0)
+        scores = tl.where(seen, scores, 0.0)
     tl.store(scores2_ptr + (number * H + head) * C * C + t[:, None] * C + t[None, :], scores)
     out = token[:, None] * H * D + head * D + d[None, :]
     tl.store(late_q_ptr + out, late_q, mask=there[:, None] & (d[None, :] < D))
@@ -298,34 +317,41 @@ def readout(
 
 @triton.jit
 def finish(
-    q_ptr, eta_ptr, log_alpha_ptr, u1_ptr, scores1_ptr, o_ptr, o_anchor_ptr, y_ptr, gain_ptr, shift_ptr,
+    q_ptr, eta_ptr, total_ptr, sizes_ptr, u1_ptr, scores1_ptr, o_ptr, o_anchor_ptr, y_ptr, gain_ptr, shift_ptr,
     kappa_ptr, sigma_ptr, o_speed_ptr, norms_ptr, first_ptr, length_ptr, chunk_ptr, row_ptr, H: tl.constexpr, D: tl.constexpr,
     eta_token, eta_head, eta_d, alpha_token, alpha_head, alpha_d,
     C: tl.constexpr, DP: tl.constexpr, BLOCK: tl.constexpr,
-    HAS_ALPHA: tl.constexpr, ANCHORED: tl.constexpr, MOMENTUM: tl.constexpr, LINK: tl.constexpr, DOT: tl.constexpr, PRECISION: tl.constexpr,
+    HAS_ALPHA: tl.constexpr, ANCHORED: tl.constexpr, MOMENTUM: tl.constexpr, LINK: tl.constexpr, LED: tl.constexpr,
+    DOT: tl.constexpr, PRECISION: tl.constexpr, FAST: tl.constexpr,
 ):
     """The outer layer's decays, norm and residual; the norm's input takes the place of the bare product."""
     number, head = chunk_and_head(H)
     d, t = tl.arange(0, DP), tl.arange(0, C)
     row, token, there = place(number, row_ptr, first_ptr, length_ptr, chunk_ptr, t, C)
-    x = rows(eta_ptr, token, head, d, eta_token, eta_head, eta_d, there, D) * tile(u1_ptr, token, head, d, H, D, there)
+    x = rows(eta_ptr, token, head, d, eta_token, eta_head, eta_d, there & (t >= LED), D) * tile(u1_ptr, token, head, d, H, D, there)
     s1 = tl.load(scores1_ptr + (number * H + head) * C * C + t[:, None] * C + t[None, :]).to(tl.float32)
     o = tile(o_ptr, token, head, d, H, D, there)
     if HAS_ALPHA:
-        log_alpha = decays(log_alpha_ptr, token, head, d, alpha_token, alpha_head, alpha_d, there, D)
-        total = tl.cumsum(log_alpha, 0)
-        size = spacing(log_alpha, total, C, BLOCK)
-        kept = tl.exp(total)
-        o = kept * o
+        total, end = past(total_ptr, number, row_ptr, first_ptr, length_ptr, chunk_ptr, token, head, d, alpha_token, alpha_head, alpha_d, there, D, C)
+        if MOMENTUM:
+            kept = power(total, FAST)
+            o = kept * o
+        else:
+            size = tl.load(sizes_ptr + number * H + head)
+            if size == C:
+                near, far, half = halved(total, end, FAST)
+                o = near * (half[None, :] * o - tl.dot(s1.to(DOT), (x * far).to(DOT), input_precision=PRECISION))
+                kept = near * half[None, :]
+            else:
+                kept = power(total, FAST)
+                o = kept * o - decayed_values(s1, x, total, size, t, DOT, PRECISION, C)
         if ANCHORED:
             o += (1 - kept) * tile(o_anchor_ptr, token, head, d, H, D, there)
     if MOMENTUM:
         s1 *= tl.load(kappa_ptr + (number * H + head) * C * C + t[:, None] * C + t[None, :])
         o += tl.load(sigma_ptr + (number * H + head) * C + t)[:, None] * tile(o_speed_ptr, token, head, d, H, D, there)
         o -= tl.dot(s1.to(DOT), x.to(DOT), input_precision=PRECISION)
-    elif HAS_ALPHA:
-        o -= decayed_values(s1, x, total, size, t, DOT, PRECISION, C)
-    else:
+    elif not HAS_ALPHA:
         o -= tl.dot(s1.to(DOT), x.to(DOT), input_precision=PRECISION)
     if LINK > 0:
         scale1, _ = scale_at(norms_ptr, (number + row) * H + head, LINK)

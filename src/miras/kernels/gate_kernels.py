@@ -11,7 +11,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .tiles import chunk_and_head, decays, norm_backprop, place, rows, standardise, tile
+from .tiles import chunk_and_head, norm_backprop, past, place, power, rows, standardise, tile
 
 
 @triton.jit
@@ -71,14 +71,14 @@ def bias_backward(
 
 @triton.jit
 def gate_backward(
-    k_ptr, eta_ptr, log_alpha_ptr, u1_ptr, dv_ptr, dwrite_ptr, dx_ptr, dy1_ptr, dy2_ptr, dend_ptr, dwhole_ptr, dk_ptr, deta_ptr, dlog_ptr,
+    k_ptr, eta_ptr, total_ptr, u1_ptr, dv_ptr, dwrite_ptr, dx_ptr, dy1_ptr, dy2_ptr, dend_ptr, dwhole_ptr, dread_ptr, dk_ptr, deta_ptr, dlog_ptr,
     kappa_ptr, grown_ptr, dslow1_ptr, dslow2_ptr, dcarried_ptr, dkappa_ptr, dsigma_ptr, dgrown_ptr,
     first_ptr, length_ptr, chunk_ptr, row_ptr, H: tl.constexpr, D: tl.constexpr, eta_token, eta_head, eta_d, alpha_token, alpha_head, alpha_d,
-    C: tl.constexpr, DB: tl.constexpr, HAS_ALPHA: tl.constexpr, MOMENTUM: tl.constexpr,
+    C: tl.constexpr, DB: tl.constexpr, HAS_ALPHA: tl.constexpr, MOMENTUM: tl.constexpr, LED: tl.constexpr, FAST: tl.constexpr,
 ):
     """Channel by channel, from the writes to dk, d eta and d log alpha.
 
-    ``dwhole`` is dk so far, but for the bias's share -dv; ``dlog`` holds the reads' share of dL. A program has a block of the
+    ``dwhole`` is dk so far, but for the bias's share -dv; ``dread`` is the reads' share of dL. A program has a block of the
     channels, with momentum all of them.
     """
     blocks: tl.constexpr = (D + DB - 1) // DB
@@ -90,7 +90,7 @@ def gate_backward(
     out = token[:, None] * H * D + head * D + d[None, :]
     # eta_i k_i and x_i = eta_i u1_i in the chunk, late_i k_i and late_i u1_i at its end
     k, u1 = tile(k_ptr, token, head, d, H, D, there), tile(u1_ptr, token, head, d, H, D, there)
-    eta = rows(eta_ptr, token, head, d, eta_token, eta_head, eta_d, there, D)
+    eta = rows(eta_ptr, token, head, d, eta_token, eta_head, eta_d, there & (t >= LED), D)
     dwrite, dx = tile(dwrite_ptr, token, head, d, H, D, there), tile(dx_ptr, token, head, d, H, D, there)
     dy2 = tile(dy2_ptr, token, head, d, H, D, there)
     dlate = u1 * tile(dy1_ptr, token, head, d, H, D, there) + k * dy2
@@ -108,18 +108,17 @@ def gate_backward(
         end_carry = tl.where(t == C - 1, tl.load(dcarried_ptr + number * H + head), 0.0)
         tl.store(dsigma_ptr + each, tl.load(dsigma_ptr + each) + end_carry)
     if HAS_ALPHA:
-        log_alpha = decays(log_alpha_ptr, token, head, d, alpha_token, alpha_head, alpha_d, there, D)
-        end = tl.sum(log_alpha, 0)
-        dlog = tile(dlog_ptr, token, head, d, H, D, there)
-        dend = tl.exp(end) * tl.load(dend_ptr + (number * H + head) * D + d, mask=d < D, other=0.0)
+        total, end = past(total_ptr, number, row_ptr, first_ptr, length_ptr, chunk_ptr, token, head, d, alpha_token, alpha_head, alpha_d, there, D, C)
+        dlog = tile(dread_ptr, token, head, d, H, D, there)
+        dend = power(end, FAST) * tl.load(dend_ptr + (number * H + head) * D + d, mask=d < D, other=0.0)
         if not MOMENTUM:
-            left = tl.exp(end[None, :] - tl.cumsum(log_alpha, 0))
+            left = power(end[None, :] - total, FAST)
             late = eta * left
             deta += left * dlate
             dlog -= eta * u1 * dx + late * dlate
             dend += tl.sum(late * dlate, 0)
         # the sum over a chunk's later tokens turns dL into d log alpha; the chunk's end is every token's
-        tl.store(dlog_ptr + out, tl.sum(dlog, 0)[None, :] - tl.cumsum(dlog, 0) + dlog + dend[None, :], mask=there_d)
+        tl.store(dlog_ptr + out, tl.cumsum(dlog, 0, reverse=True) + dend[None, :], mask=there_d)
     elif not MOMENTUM:
         deta += dlate
     tl.store(deta_ptr + out, deta, mask=there_d)

@@ -32,6 +32,8 @@ class Options(NamedTuple):
     reads_resident: bool
     wide: int
     pairs: dict[str, Any]
+    gates: dict[str, Any]
+    led: dict[str, int]
     moved: dict[str, Any]
     scan: dict[str, Any]
     read: dict[str, Any]
@@ -63,6 +65,8 @@ def options(q: Tensor, size: int, hidden: int, decays: bool, anchored: bool, mov
 
     momentum = {"MOMENTUM": moves}
     linked = {"LINK": link.q}
+    # the first slot of a chunk that writes and decays: the second where the first token has a step of its own
+    led = {"LED": int(link.mass1 > 0)}
     mapped = {"FLOOR": link.floor, "MASS1": link.mass1, "MASS2": link.mass2}
     fast = {"FAST": not exact and not INTERPRETED}
     alpha = {"HAS_ALPHA": decays}
@@ -74,11 +78,13 @@ def options(q: Tensor, size: int, hidden: int, decays: bool, anchored: bool, mov
         scan_backward_resident=resident,
         reads_resident=resident and not (anchored and moves),
         wide=wide,
-        pairs=shape | paired | alpha | momentum | {"BLOCK": min(16, size), "num_warps": warps},
+        pairs=shape | paired | alpha | momentum | led | fast | {"BLOCK": min(16, size), "num_warps": warps},
+        gates=alpha | momentum | led | fast | {"C": size} | FULL,
+        led=led,
         moved=momentum | linked | mapped,
         scan=blocks(128, 8) | fast | mapped | {"LB": 32},
         read=blocks(128, 8) | fast if large else blocks(64, 4) | fast,
-        read_backward=blocks(128, 8) | fast,
+        read_backward=blocks(128, 8) | fast | led,
         scan_backward=blocks(128, 8) | fast | mapped | {"LB": 32},
         write_backward=blocks(128, 8),
     )
@@ -91,9 +97,14 @@ def strides(gate: Tensor | None) -> tuple[int, int, int]:
     return gate.stride(0), gate.stride(1), 0 if gate.shape[2] == 1 else gate.stride(2)
 
 
-def in_width(gradient: Tensor, gate: Tensor | None) -> Tensor | None:
+def room_for(gate: Tensor, q: Tensor) -> Tensor:
+    """Room for a gate's gradient, channel by channel: in float32 where it is yet to be summed over them."""
+    return torch.empty_like(q, dtype=gate.dtype if gate.shape[2] > 1 else torch.float32)
+
+
+def in_width(gradient: Tensor | None, gate: Tensor | None) -> Tensor | None:
     """A gate's gradient in the gate's own width."""
-    if gate is None:
+    if gate is None or gradient is None:
         return None
     return gradient if gate.shape[2] > 1 else gradient.sum(2, keepdim=True)
 

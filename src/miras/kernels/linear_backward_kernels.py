@@ -67,7 +67,7 @@ def linear_read_backward(
     late_do = do
     if HAS_ALPHA:
         total = tl.cumsum(log_alpha, 0)
-        size = spacing(log_alpha, total, C, BLOCK)
+        size = spacing(log_alpha, tl.sum(log_alpha, 0), C, BLOCK)
         dscores = -decayed_scores(do, x, total, size, t, PAIR, PRECISION, C)
         dx = -transposed_values(scores, do, total, size, t, PAIR, PRECISION, C)
         tl.store(dlog_ptr + out, do * o - x * dx, mask=there_d)

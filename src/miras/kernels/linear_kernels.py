@@ -105,7 +105,7 @@ def read(
     if HAS_ALPHA:
         total = tl.cumsum(log_alpha, 0)
         o *= tl.exp(total)
-        o -= decayed_values(scores, x, total, spacing(log_alpha, total, C, BLOCK), t, PAIR, PRECISION, C)
+        o -= decayed_values(scores, x, total, spacing(log_alpha, tl.sum(log_alpha, 0), C, BLOCK), t, PAIR, PRECISION, C)
     else:
         o -= tl.dot(scores.to(DOT), x.to(DOT), input_precision=PRECISION)
     return o, rest, scores

@@ -20,13 +20,14 @@ from .tiles import (
     chunk_and_head,
     decayed_scores,
     decayed_values,
-    decays,
     gelu_curve,
     gelu_slope,
+    halved,
     norm_backprop,
+    past,
     place,
+    power,
     rows,
-    spacing,
     standardise,
     tile,
     transposed_values,
@@ -36,12 +37,13 @@ from .tiles import (
 
 @triton.jit
 def begin_backward(
-    eta_ptr, log_alpha_ptr, u1_ptr, scores1_ptr, o_ptr, o_anchor_ptr, dy_ptr, gain_ptr,
+    eta_ptr, total_ptr, sizes_ptr, u1_ptr, scores1_ptr, o_ptr, o_anchor_ptr, dy_ptr, gain_ptr,
     do_ptr, late_do_ptr, dscores1_ptr, dx_ptr, dlog_ptr, dgain_ptr, dshift_ptr,
     kappa_ptr, sigma_ptr, o_speed_ptr, dkappa_ptr, dsigma_ptr, norms_ptr, dscale_ptr, first_ptr, length_ptr, chunk_ptr, row_ptr, H: tl.constexpr, D: tl.constexpr,
     eta_token, eta_head, eta_d, alpha_token, alpha_head, alpha_d,
     C: tl.constexpr, DP: tl.constexpr, BLOCK: tl.constexpr,
-    HAS_ALPHA: tl.constexpr, ANCHORED: tl.constexpr, MOMENTUM: tl.constexpr, LINK: tl.constexpr, DOT: tl.constexpr, PRECISION: tl.constexpr,
+    HAS_ALPHA: tl.constexpr, ANCHORED: tl.constexpr, MOMENTUM: tl.constexpr, LINK: tl.constexpr, LED: tl.constexpr,
+    DOT: tl.constexpr, PRECISION: tl.constexpr, FAST: tl.constexpr,
 ):
     """From dy through the norm and the outer layer's decays: what ``finish`` did, backwards."""
     number, head = chunk_and_head(H)
@@ -68,7 +70,7 @@ def begin_backward(
         do *= own1
     if ANCHORED or MOMENTUM:
         tl.store(do_ptr + out, do, mask=there_d)
-    x = rows(eta_ptr, token, head, d, eta_token, eta_head, eta_d, there, D) * tile(u1_ptr, token, head, d, H, D, there)
+    x = rows(eta_ptr, token, head, d, eta_token, eta_head, eta_d, there & (t >= LED), D) * tile(u1_ptr, token, head, d, H, D, there)
     s1 = tl.load(scores1_ptr + square).to(tl.float32)
     if MOMENTUM:
         # the writes and the momentum leave the norm's input, what decays remains
@@ -82,17 +84,28 @@ def begin_backward(
         tl.store(dkappa_ptr + square, -pairs * s1)
         tl.store(dsigma_ptr + (number * H + head) * C + t, tl.sum(do * o_speed, 1))
     if HAS_ALPHA:
-        log_alpha = decays(log_alpha_ptr, token, head, d, alpha_token, alpha_head, alpha_d, there, D)
-        total = tl.cumsum(log_alpha, 0)
-        if not MOMENTUM:
-            size = spacing(log_alpha, total, C, BLOCK)
-            ds1 = -decayed_scores(do, x, total, size, t, DOT, PRECISION, C)
-            dx = -transposed_values(s1, do, total, size, t, DOT, PRECISION, C)
         decayed = o
         if ANCHORED:
             decayed = o - tile(o_anchor_ptr, token, head, d, H, D, there)
         tl.store(dlog_ptr + out, do * decayed, mask=there_d)
-        tl.store(late_do_ptr + out, tl.exp(total) * do, mask=there_d)
+        total, end = past(total_ptr, number, row_ptr, first_ptr, length_ptr, chunk_ptr, token, head, d, alpha_token, alpha_head, alpha_d, there, D, C)
+        if MOMENTUM:
+            late_do = power(total, FAST) * do
+        else:
+            size = tl.load(sizes_ptr + number * H + head)
+            if size == C:
+                near, far, half = halved(total, end, FAST)
+                late_do = near * do
+                right = late_do.to(DOT)
+                ds1 = -tl.dot(right, tl.trans((far * x).to(DOT)), input_precision=PRECISION)
+                ds1 = tl.where(t[:, None] >= t[None, :], ds1, 0.0)
+                dx = -far * tl.dot(tl.trans(s1.to(DOT)), right, input_precision=PRECISION)
+                late_do *= half[None, :]
+            else:
+                ds1 = -decayed_scores(do, x, total, size, t, DOT, PRECISION, C)
+                dx = -transposed_values(s1, do, total, size, t, DOT, PRECISION, C)
+                late_do = power(total, FAST) * do
+        tl.store(late_do_ptr + out, late_do, mask=there_d)
     else:
         tl.store(late_do_ptr + out, do, mask=there_d)
         if not MOMENTUM:
@@ -111,7 +124,8 @@ def read_backward(
     sigma_ptr, speeds1_ptr, speeds2_ptr, dq_speed_ptr, push1_ptr, push2_ptr, norms_ptr, dscale_ptr,
     first_ptr, length_ptr, chunk_ptr, row_ptr, H: tl.constexpr, D: tl.constexpr, E: tl.constexpr, eta_token, eta_head, eta_d,
     C: tl.constexpr, DP: tl.constexpr, EB: tl.constexpr, NE: tl.constexpr,
-    ANCHORED: tl.constexpr, MOMENTUM: tl.constexpr, LINK: tl.constexpr, DOT: tl.constexpr, PRECISION: tl.constexpr, FAST: tl.constexpr,
+    ANCHORED: tl.constexpr, MOMENTUM: tl.constexpr, LINK: tl.constexpr, LED: tl.constexpr,
+    DOT: tl.constexpr, PRECISION: tl.constexpr, FAST: tl.constexpr,
 ):
     """One program a chunk and head: through both reads, and what they send into the chunk's own gradients.
 
@@ -220,7 +234,7 @@ def read_backward(
         tl.store(at_scale + 4, tl.sum(tl.where(last, dread, 0.0), 0))
     if MOMENTUM:
         tl.store(dq_speed_ptr + out, dq_speed, mask=there_d)
-    eta = rows(eta_ptr, token, head, d, eta_token, eta_head, eta_d, there, D)
+    eta = rows(eta_ptr, token, head, d, eta_token, eta_head, eta_d, there & (t >= LED), D)
     tl.store(du1_ptr + out, eta * tile(dx_ptr, token, head, d, H, D, there) + du1, mask=there_d)
     if ANCHORED:
         tl.store(dq_anchor_ptr + out, dq_anchor, mask=there_d)
@@ -228,12 +242,13 @@ def read_backward(
 
 @triton.jit
 def finish_backward(
-    q_ptr, k_ptr, eta_ptr, log_alpha_ptr, dy_ptr, dscores2_ptr, dread_ptr, dq_anchor_ptr, dq_ptr, dwrite_ptr, dlog_ptr,
+    q_ptr, k_ptr, eta_ptr, total_ptr, sizes_ptr, dy_ptr, dscores2_ptr, dread_ptr, dq_anchor_ptr, dq_ptr, dwrite_ptr, dlog_ptr,
     kappa_ptr, sigma_ptr, dq_speed_ptr, dkappa_ptr, dsigma_ptr,
     first_ptr, length_ptr, chunk_ptr, row_ptr, H: tl.constexpr, D: tl.constexpr,
     eta_token, eta_head, eta_d, alpha_token, alpha_head, alpha_d,
     C: tl.constexpr, DP: tl.constexpr, BLOCK: tl.constexpr,
-    HAS_ALPHA: tl.constexpr, ANCHORED: tl.constexpr, MOMENTUM: tl.constexpr, DOT: tl.constexpr, PRECISION: tl.constexpr,
+    HAS_ALPHA: tl.constexpr, ANCHORED: tl.constexpr, MOMENTUM: tl.constexpr, LED: tl.constexpr,
+    DOT: tl.constexpr, PRECISION: tl.constexpr, FAST: tl.constexpr,
 ):
     """The inner layer's scores backwards: dq whole, and what arrives at the writes eta_i k_i; ``dread`` is what arrives at b_t q_t."""
     number, head = chunk_and_head(H)
@@ -244,21 +259,29 @@ def finish_backward(
     square = (number * H + head) * C * C + t[:, None] * C + t[None, :]
     ds2 = tl.load(dscores2_ptr + square).to(tl.float32)
     q, dq = tile(q_ptr, token, head, d, H, D, there), tile(dread_ptr, token, head, d, H, D, there)
-    write = rows(eta_ptr, token, head, d, eta_token, eta_head, eta_d, there, D) * tile(k_ptr, token, head, d, H, D, there)
+    write = rows(eta_ptr, token, head, d, eta_token, eta_head, eta_d, there & (t >= LED), D) * tile(k_ptr, token, head, d, H, D, there)
     if HAS_ALPHA:
-        log_alpha = decays(log_alpha_ptr, token, head, d, alpha_token, alpha_head, alpha_d, there, D)
-        total = tl.cumsum(log_alpha, 0)
-        dq = tl.exp(total) * dq
+        total, end = past(total_ptr, number, row_ptr, first_ptr, length_ptr, chunk_ptr, token, head, d, alpha_token, alpha_head, alpha_d, there, D, C)
         dlog = tile(dlog_ptr, token, head, d, H, D, there)
-        if not MOMENTUM:
-            size = spacing(log_alpha, total, C, BLOCK)
-            dq += decayed_values(ds2, write, total, size, t, DOT, PRECISION, C)
-            dwrite = transposed_values(ds2, q, total, size, t, DOT, PRECISION, C)
+        if MOMENTUM:
+            kept = power(total, FAST)
+            dq = kept * dq
+        else:
+            size = tl.load(sizes_ptr + number * H + head)
+            if size == C:
+                near, far, half = halved(total, end, FAST)
+                dq = near * (half[None, :] * dq + tl.dot(ds2.to(DOT), (far * write).to(DOT), input_precision=PRECISION))
+                dwrite = far * tl.dot(tl.trans(ds2.to(DOT)), (near * q).to(DOT), input_precision=PRECISION)
+                kept = near * half[None, :]
+            else:
+                kept = power(total, FAST)
+                dq = kept * dq + decayed_values(ds2, write, total, size, t, DOT, PRECISION, C)
+                dwrite = transposed_values(ds2, q, total, size, t, DOT, PRECISION, C)
             dlog -= write * dwrite
         dlog += q * dq
         if ANCHORED:
             dq_anchor = tile(dq_anchor_ptr, token, head, d, H, D, there)
-            pulled = tl.exp(total) * dq_anchor
+            pulled = kept * dq_anchor
             dlog -= q * pulled
             dq += dq_anchor - pulled
         tl.store(dlog_ptr + out, dlog, mask=there_d)

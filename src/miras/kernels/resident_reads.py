@@ -172,7 +172,7 @@ def read_backward_resident(
     side1_ptr, side2_ptr, dq_ptr, dq_side_ptr, dk_ptr, dx_ptr, du1_ptr, z_ptr, slope_ptr, curve_ptr, move1_ptr, move2_ptr,
     dside1_ptr, dside2_ptr, sigma_ptr, norms_ptr, dscale_ptr,
     first_ptr, length_ptr, chunk_ptr, row_ptr, H: gl.constexpr, D: gl.constexpr, E: gl.constexpr, eta_token, eta_head, eta_d, ANCHORED: gl.constexpr,
-    MOMENTUM: gl.constexpr, LINK: gl.constexpr,
+    MOMENTUM: gl.constexpr, LINK: gl.constexpr, LED: gl.constexpr,
 ):
     """``read_backward_kernels.read_backward``; ``side`` are the anchors in the tokens' dtype, or the momentum at each chunk's start."""
     SIDE: gl.constexpr = ANCHORED or MOMENTUM
@@ -337,5 +337,6 @@ def read_backward_resident(
     if SIDE:
         gl.store(dq_side_ptr + out, dq_side, mask=there)
     gl.store(dk_ptr + out, dk, mask=there)
-    eta = gl.load(eta_ptr + (begin + t)[:, None] * eta_token + head * eta_head + c[None, :] * eta_d, mask=there, other=0.0)
+    steps = there & (t >= LED)[:, None]
+    eta = gl.load(eta_ptr + (begin + t)[:, None] * eta_token + head * eta_head + c[None, :] * eta_d, mask=steps, other=0.0).to(gl.float32)
     gl.store(du1_ptr + out, eta * gl.load(dx_ptr + out, mask=there, other=0.0).to(gl.float32) + du1, mask=there)

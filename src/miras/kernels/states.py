@@ -37,24 +37,6 @@ def gain_and_shift(norm: Norm | None, q: Tensor) -> tuple[Tensor, Tensor]:
     return ones, torch.zeros_like(ones)
 
 
-def led(
-    tokens: list[Tensor | None], anchor: tuple[Tensor, ...], rows: Rows, size: int
-) -> tuple[list[Tensor | None], list[Tensor]]:
-    """Every chunk's first token by itself, and the tokens with that one's step and decay taken out."""
-    q, k, v, eta, log_alpha, delta = tokens
-    assert k is not None and v is not None and eta is not None and log_alpha is not None
-    number = torch.arange(len(rows.row), device=k.device)
-    first = rows.first[rows.row] + (number - rows.chunk[rows.row]) * size
-
-    def own(x: Tensor | None) -> Tensor:
-        return k.new_empty(0) if x is None else x[first].float().expand(-1, -1, k.shape[2]).contiguous()
-
-    none = k.new_empty(0)
-    anchors = (anchor[0].mT.contiguous(), anchor[1].contiguous()) if anchor else (none, none)
-    rest: list[Tensor | None] = [q, k, v, eta.index_fill(0, first, 0.0), log_alpha.index_fill(0, first, 0.0), delta]
-    return rest, [*map(own, (k, v, eta, log_alpha, delta)), *anchors]
-
-
 def link_of(spec: Spec, channels: int, hidden: int) -> Link:
     """What a spec's retention does to the weights besides moving them linearly."""
     kept = spec.retention
@@ -81,9 +63,18 @@ def held(spec: Spec, reached: State, anchor: tuple[Tensor, ...]) -> State:
 
 
 def opened(
-    rows: Rows, reached: State, tails: tuple[Tensor, ...], log_alpha: Tensor | None, size: int, lengths: list[int]
+    rows: Rows,
+    reached: State,
+    tails: tuple[Tensor, ...],
+    log_alpha: Tensor | None,
+    size: int,
+    lengths: list[int],
+    led: bool = False,
 ) -> State:
-    """A state in mid-chunk: beside what was reached, the weights at the chunk's start and what has accumulated since."""
+    """A state in mid-chunk: beside what was reached, the weights at the chunk's start and what has accumulated since.
+
+    Where chunks are ``led``, their first tokens' decays are in the weights that they start with.
+    """
     begun, end = rows.length % size, reached.weights
     assert isinstance(end, tuple)
     start = tuple(torch.where((begun > 0)[:, None, None, None], tail, new) for tail, new in zip(tails, end, strict=True))
@@ -93,8 +84,9 @@ def opened(
     if log_alpha is not None:
         token = torch.arange(log_alpha.shape[0], device=log_alpha.device)
         row = torch.bucketize(token, rows.first + rows.length, right=True)
-        late = token >= (rows.first + rows.length - begun)[row]
-        total = log_alpha.new_zeros(len(lengths), *log_alpha.shape[1:]).index_add(0, row, log_alpha * late[:, None, None])
+        late = token >= (rows.first + rows.length - begun + int(led))[row]
+        none = log_alpha.new_zeros(len(lengths), *log_alpha.shape[1:], dtype=torch.float32)
+        total = none.index_add(0, row, log_alpha.float() * late[:, None, None])
         decays = (total[..., :, None], total[..., None, :])[: len(start)]
         anchors = reached.anchor or (None,) * len(start)
         kept = tuple(decay(w, log, a) for w, log, a in zip(start, decays, anchors, strict=True))

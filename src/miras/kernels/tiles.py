@@ -47,6 +47,32 @@ def place(number, row_ptr, first_ptr, length_ptr, chunk_ptr, t, C: tl.constexpr)
 
 
 @triton.jit
+def past(ptr, number, row_ptr, first_ptr, length_ptr, chunk_ptr, token, head, d, stride_token, stride_head, stride_d, there, D, C: tl.constexpr):
+    """The decays from a chunk's start to each of its tokens, as logarithms [C,DP], and to its last one, [DP]."""
+    row = tl.load(row_ptr + number)
+    end = (number - tl.load(chunk_ptr + row) + 1) * C
+    last = tl.load(first_ptr + row) + tl.minimum(end, tl.load(length_ptr + row)) - 1
+    at_last = tl.load(ptr + last * stride_token + head * stride_head + d * stride_d, mask=d < D, other=0.0)
+    return rows(ptr, token, head, d, stride_token, stride_head, stride_d, there, D), at_last
+
+
+@triton.jit
+def halved(total, end, FAST: tl.constexpr):
+    """b_t / h, h / b_t and h, the square root of a chunk's decay: exponents of at most half the chunk's."""
+    away = total - 0.5 * end[None, :]
+    return power(away, FAST), power(-away, FAST), power(0.5 * end, FAST)
+
+
+@triton.jit
+def power(x, FAST: tl.constexpr):
+    """e^x: the hardware's own, good to 2^-22 of it, where products are rounded to 16 bits anyway."""
+    if FAST:
+        return tl.inline_asm_elementwise("ex2.approx.ftz.f32 $0, $1;", "=f,f", [1.4426950408889634 * x], dtype=tl.float32, is_pure=True, pack=1)
+    else:
+        return tl.exp(x)
+
+
+@triton.jit
 def weight(ptr, at, inside):
     """A tile of a weight, zeros outside it."""
     return tl.load(ptr + at, mask=inside, other=0.0)
@@ -134,12 +160,12 @@ def gelu_curve(x, FAST: tl.constexpr):
 
 
 @triton.jit
-def spacing(log_alpha, total, C: tl.constexpr, BLOCK: tl.constexpr):
+def spacing(log_alpha, end, C: tl.constexpr, BLOCK: tl.constexpr):
     """How many tokens go about one middle, so that no exponent is large.
 
     The whole chunk where its decays are mild, BLOCK where alpha is at least 1e-4, else each token about itself.
     """
-    mild = tl.min(tl.min(total, 1), 0) > -60.0
+    mild = tl.min(end, 0) > -60.0
     usual = tl.min(tl.min(log_alpha, 1), 0) * (BLOCK // 2) > -75.0
     return tl.where(mild, C, tl.where(usual, BLOCK, 1))
 
