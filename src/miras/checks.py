@@ -96,7 +96,7 @@ def packing(cu_seqlens: Tensor, batch: int, time: int) -> int:
 
 
 def gates_of(spec: Spec, gates: Gates, shapes: Shapes, like: Tensor) -> Gates:
-    """Check the gates and shape each to ``[B,T,H,D or 1]`` in the dtype the memory works in; fixed ones are filled in."""
+    """Check the gates and shape each to ``[B,T,H,D or 1]``, in its own dtype; fixed ones are filled in, like ``like``."""
     asked = {gate.name: gate for gate in spec.gates}
     found: dict[str, Tensor] = {}
     for name, value in gates._asdict().items():
@@ -110,7 +110,7 @@ def gates_of(spec: Spec, gates: Gates, shapes: Shapes, like: Tensor) -> Gates:
         require(value.is_floating_point(), f"gates.{name} must be a floating-point tensor, got {value.dtype}")
         require(value.device == like.device, f"gates.{name} is on {value.device}, but q is on {like.device}")
         _limits(name, value)
-        found[name] = _shaped(gate, value, shapes, spec).to(like.dtype)
+        found[name] = _shaped(gate, value, shapes, spec)
     if isinstance(spec.algorithm, Descent) and spec.algorithm.fixed_eta is not None:
         found["eta"] = like.new_tensor(spec.algorithm.fixed_eta).expand(shapes.batch, shapes.time, shapes.heads, 1)
     if isinstance(spec.retention, L2) and spec.retention.schedule is not None:

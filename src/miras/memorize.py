@@ -78,7 +78,7 @@ def memorize(
     with torch.autocast(q.device.type, enabled=False):
         like = torch.empty(0, dtype=dtype, device=q.device)
         shaped = checks.gates_of(spec, gates or Gates(), shapes, like)
-        key = tied_key(spec, shaped) if k is None else k
+        key = tied_key(spec, shaped.to(dtype)) if k is None else k
         gain = checks.norm_of(spec, norm, shapes, like)
         if state is None:
             sizes = (shapes.rows, shapes.heads, shapes.keys, shapes.values)
@@ -92,12 +92,12 @@ def memorize(
             attends = form == "chunk" and isinstance(spec.algorithm, NonParametric)
             y, end = plain(call if attends else call.to(dtype), form, size, None if cu_seqlens is None else cu_seqlens.tolist())
         else:
-            y, end = fused(call.to(q.dtype), how, size, cu_seqlens)
+            y, end = fused(call._replace(k=key.to(q.dtype)), how, size, cu_seqlens)
     return y.to(v.dtype), end
 
 
 class Call(NamedTuple):
-    """The checked arguments of a call: tokens as they came, gates ``[B,T,H,D or 1]`` and the state as the memory works."""
+    """The checked arguments of a call: tokens and gates ``[B,T,H,D or 1]`` as they came, the state as the memory works."""
 
     spec: Spec
     q: Tensor
@@ -108,8 +108,8 @@ class Call(NamedTuple):
     state: AnyState
 
     def to(self, dtype: torch.dtype) -> Call:
-        """The call with its tokens in a dtype."""
-        return self._replace(q=self.q.to(dtype), k=self.k.to(dtype), v=self.v.to(dtype))
+        """The call with its tokens and gates in a dtype."""
+        return self._replace(q=self.q.to(dtype), k=self.k.to(dtype), v=self.v.to(dtype), gates=self.gates.to(dtype))
 
     @property
     def backward(self) -> bool:
@@ -162,7 +162,9 @@ def decodes(call: Call) -> bool:
 
 
 def fused(call: Call, how: How, size: int, cu_seqlens: Tensor | None) -> tuple[Tensor, AnyState]:
-    """A call by kernels, its tokens in their own dtype."""
+    """A call by kernels, its tokens in their own dtype; its gates in float32, or, fused, in the dtype of the tokens."""
+    kept = call.q.dtype if how == "triton" else torch.float32
+    call = call._replace(gates=Gates(*(x if x is None or x.dtype == kept else x.to(torch.float32) for x in call.gates)))
     if how == "fla":
         from .kernels import matrix_run
 
@@ -209,7 +211,7 @@ def fused_rows(
 
     begun = [0] if start.chunk is None else start.chunk.position.tolist()
     if len(set(begun)) > 1:
-        return chunk(spec, q.float(), k.float(), v.float(), gates, norm, start, size)
+        return chunk(*Call(spec, q, k, v, gates, norm, start).to(torch.float32), size)
     head = min(-begun[0] % size, q.shape[1])
     outputs: list[Tensor] = []
     state: AnyState = start
@@ -222,7 +224,8 @@ def fused_rows(
             assert isinstance(state, State)
             y, state = run(spec, *cut, own, norm, state, size, [right - left] * q.shape[0])
         else:
-            y, state = chunk(spec, cut[0].float(), cut[1].float(), cut[2].float(), own, norm, state, size)
+            begun_chunk = Call(spec, *cut, own, norm, state).to(torch.float32)
+            y, state = chunk(*begun_chunk, size)
         outputs.append(y.to(v.dtype))
     return (torch.cat(outputs, 1) if len(outputs) > 1 else outputs[0] if outputs else torch.zeros_like(v)), state
 

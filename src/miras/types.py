@@ -10,6 +10,7 @@ import functools
 import inspect
 from typing import Any, ClassVar, Literal, NamedTuple, TypeVar
 
+import torch
 from torch import Tensor
 
 Width = Literal["scalar", "key", "value", "keys only", "ridge"]
@@ -54,6 +55,10 @@ class Gates(NamedTuple):
     log_beta: Tensor | None = None
     kappa: Tensor | None = None
     ridge: Tensor | None = None
+
+    def to(self, dtype: torch.dtype) -> Gates:
+        """The same gates in a dtype."""
+        return Gates(*(None if gate is None else gate.to(dtype) for gate in self))
 
 
 class Norm(NamedTuple):

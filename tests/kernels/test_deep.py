@@ -12,7 +12,7 @@ from comparison import DEVICE, compared, gradients, on_device, parts, read_as, s
 from inputs import cut_gates, draw, leaves, relative
 from miras import Spec, algorithm, bias, explain, memorize, memory, presets, retention
 from miras.kernels import biases, deep_op
-from miras.types import Rule, State
+from miras.types import Gates, Rule, State
 
 SPECS = {
     "yaad": presets.yaad(),
@@ -50,6 +50,21 @@ def test_larger_chunks():
 
 def test_ragged_lengths_and_a_tail():
     compared(presets.yaad(), B=1, T=37, H=1, K=16)
+
+
+@pytest.mark.parametrize("name", ["yaad anchored", "titans", "memora"])
+def test_gates_may_have_the_tokens_dtype(name):
+    """Gates in float16 give what the same numbers give in float32, and gradients of their own dtype."""
+    spec, results = SPECS[name], []
+    q, k, v, gates, keywords = on_device(tame(spec, B=1, T=21, H=1, K=16), torch.float16)
+    keywords = {key: pytree.tree_map(lambda x: x.detach().float().requires_grad_(), value) for key, value in keywords.items()}
+    for dtype in (torch.float16, torch.float32):
+        own = Gates(*(None if g is None else g.detach().to(dtype).requires_grad_() for g in gates))
+        y, state = memorize(spec, q, k, v, own, chunk_size=16, backend="triton", **keywords)
+        named = leaves(q, k, v, own, keywords)
+        results.append({"y": y} | parts(state) | gradients({"y": y.float()}, named))
+        assert all(results[-1][name].dtype == x.dtype for name, x in named.items())
+    same(results[0], results[1], 2e-3)
 
 
 def test_strong_decay_over_one_chunk():

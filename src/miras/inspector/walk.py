@@ -145,7 +145,7 @@ def _as_memorised(layer: MirasLayer, prepared: Prepared) -> tuple[Pairs, Norm | 
     spec, q, v = layer.spec, prepared.q, prepared.v
     shapes = checks.tokens(spec, q, prepared.k, v, None)
     like = torch.empty(0, dtype=torch.float64 if q.dtype == torch.float64 else torch.float32, device=q.device)
-    gates = checks.gates_of(spec, prepared.gates, shapes, like)
+    gates = checks.gates_of(spec, prepared.gates, shapes, like).to(like.dtype)
     k = tied_key(spec, gates) if prepared.k is None else prepared.k
     return Pairs(k.to(like.dtype), v.to(like.dtype), gates, layer.pairs), checks.norm_of(
         spec, layer.memory.norm(), shapes, like

@@ -220,6 +220,10 @@ def run(
     bias = fused(spec.bias)
     assert isinstance(bias, Fused) and gates.eta is not None and isinstance(state.weights, tuple)
     rows = Rows.of(lengths, size, q.device)
+    if gates.mu is not None:
+        # a momentum of nearly 1 needs more digits than 16 bits have
+        decay = None if gates.log_alpha is None else gates.log_alpha.float()
+        gates = gates._replace(mu=gates.mu.float(), log_alpha=decay)
     w1, w2 = state.accumulated if isinstance(spec.retention, Lq) else state.weights
     tokens = laid_out(q, k, v, gates)
     anchor, log_anchors = state.anchor, list[Tensor]()

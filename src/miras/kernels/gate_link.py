@@ -1,7 +1,8 @@
 """A gate from its projection in one pass: factor * f(x + b), f sigmoid, softplus or log sigmoid, and its derivative.
 
-Gates are as large as the tokens and float32; one operation after the other would read and write them several times. The bias is
-added in float32: a decay of 1e-4 lies at softplus(-9.2), where bf16 has steps of 1/16.
+Gates may be as large as the tokens; one operation after the other would read and write them several times. The bias is added in
+float32: a decay of 1e-4 lies at softplus(-9.2), where bf16 has steps of 1/16. What comes out is float32, or in the projection's
+dtype where it is asked to be ``lean``.
 
 N rows, C channels
 """
@@ -84,15 +85,15 @@ def backward_kernel(
         slope = share
     else:
         slope = 1.0 - share
-    dx = factor * slope * tl.load(dvalue_ptr + at, mask=inside, other=0.0)
+    dx = factor * slope * tl.load(dvalue_ptr + at, mask=inside, other=0.0).to(tl.float32)
     tl.store(dx_ptr + at, dx, mask=inside)
     tl.store(dbias_ptr + block * C + column, tl.sum(dx, 0), mask=column < C)
 
 
 @torch.library.custom_op("miras::gate_link", mutates_args=())
-def gate_link(x: Tensor, bias: Tensor, factor: float, curve: str) -> Tensor:
-    """factor * f(x + b) in float32; x ``[...,C]`` contiguous, bias ``[C]``."""
-    value = torch.empty_like(x, dtype=torch.float32)
+def gate_link(x: Tensor, bias: Tensor, factor: float, curve: str, lean: bool) -> Tensor:
+    """factor * f(x + b); x ``[...,C]`` contiguous, bias ``[C]``."""
+    value = torch.empty_like(x, dtype=x.dtype if lean else torch.float32)
     rows, channels = x.numel() // x.shape[-1], x.shape[-1]
     grid = (triton.cdiv(rows, ROWS), triton.cdiv(channels, COLUMNS))
     forward_kernel[grid](x, bias, value, rows, channels, factor, CURVES.index(curve), ROWS, COLUMNS, num_warps=4)
@@ -100,8 +101,8 @@ def gate_link(x: Tensor, bias: Tensor, factor: float, curve: str) -> Tensor:
 
 
 @gate_link.register_fake
-def _(x, bias, factor, curve):
-    return torch.empty_like(x, dtype=torch.float32)
+def _(x, bias, factor, curve, lean):
+    return torch.empty_like(x, dtype=x.dtype if lean else torch.float32)
 
 
 @torch.library.custom_op("miras::gate_link_backward", mutates_args=())
@@ -121,13 +122,13 @@ def _(x, bias, dvalue, factor, curve):
 
 
 def _remember(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    x, bias, ctx.factor, ctx.curve = inputs
+    x, bias, ctx.factor, ctx.curve, _ = inputs
     ctx.save_for_backward(x, bias)
 
 
-def _backward(ctx: Any, dvalue: Tensor) -> tuple[Tensor, Tensor, None, None]:
+def _backward(ctx: Any, dvalue: Tensor) -> tuple[Tensor, Tensor, None, None, None]:
     dx, dbias = gate_link_backward(*ctx.saved_tensors, dvalue.contiguous(), ctx.factor, ctx.curve)
-    return dx, dbias, None, None
+    return dx, dbias, None, None, None
 
 
 gate_link.register_autograd(_backward, setup_context=_remember)

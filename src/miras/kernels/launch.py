@@ -5,6 +5,7 @@ R sequences, B batch, T time, H heads, D channels, E hidden channels, N chunks
 
 from __future__ import annotations
 
+import functools
 import os
 from typing import Any, NamedTuple
 
@@ -43,8 +44,23 @@ class Options(NamedTuple):
 
 
 def options(q: Tensor, size: int, hidden: int, decays: bool, anchored: bool, moves: bool, link: Link) -> Options:
-    """What the kernels are told: as many hidden channels at once as registers and shared memory hold."""
-    dtype, channels = q.dtype, q.shape[2]
+    """What the kernels are told, made once for each kind of call."""
+    return _options(q.dtype, q.shape[2], RESIDENT and q.is_cuda, size, hidden, decays, anchored, moves, link)
+
+
+@functools.lru_cache
+def _options(
+    dtype: torch.dtype,
+    channels: int,
+    hopper: bool,
+    size: int,
+    hidden: int,
+    decays: bool,
+    anchored: bool,
+    moves: bool,
+    link: Link,
+) -> Options:
+    """As many hidden channels at once as registers and shared memory hold."""
     wide = triton.next_power_of_2(channels)
     exact, large = dtype == torch.float32, wide > 64
     shape, warps = {"C": size, "DP": wide}, 8 if large else 4
@@ -71,7 +87,7 @@ def options(q: Tensor, size: int, hidden: int, decays: bool, anchored: bool, mov
     fast = {"FAST": not exact and not INTERPRETED}
     alpha = {"HAS_ALPHA": decays}
     fits = size == 64 and channels % 16 == 0 and channels <= 64 and hidden <= 256
-    resident = RESIDENT and q.is_cuda and not exact and fits
+    resident = hopper and not exact and fits
     return Options(
         anchored=anchored,
         scan_resident=resident,

@@ -34,7 +34,7 @@ def scan_resident(
     BIAS: gl.constexpr, P: gl.constexpr, HAS_DELTA: gl.constexpr, ANCHORED: gl.constexpr,
     MOMENTUM: gl.constexpr, LINK: gl.constexpr, FLOOR: gl.constexpr, MASS1: gl.constexpr, MASS2: gl.constexpr,
 ):
-    """``forward_kernels.scan`` with W1' and W2 in registers; ``delta`` is [T,H,D] in float32."""
+    """``forward_kernels.scan`` with W1' and W2 in registers; ``delta`` is [T,H,D], in float32 or the tokens' dtype."""
     DOT: gl.constexpr = k_ptr.dtype.element_ty
     EC: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[8, 1], instr_shape=[16, 64, 16])
     CD: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 2], instr_shape=[16, 32, 16])
@@ -53,7 +53,8 @@ def scan_resident(
     late_u1_at = gl.allocate_shared_memory(DOT, [1, 64, 64], SWIZZLED)
     late_k_at = gl.allocate_shared_memory(DOT, [1, 64, 64], SWIZZLED)
     slope_at = gl.allocate_shared_memory(DOT, [1, 256, 64], SWIZZLED)
-    delta_s = gl.allocate_shared_memory(gl.float32, [64, 64], PLAIN)
+    if HAS_DELTA:
+        delta_s = gl.allocate_shared_memory(delta_ptr.dtype.element_ty, [64, 64], PLAIN)
     if MOMENTUM:
         slow_at = gl.allocate_shared_memory(DOT, [1, 64, 64], SWIZZLED)
         slow_k_at = gl.allocate_shared_memory(DOT, [1, 64, 64], SWIZZLED)
@@ -166,7 +167,7 @@ def scan_resident(
         error = k_s.load(CD).to(gl.float32) + gain * unit + shift - v_s.load(CD).to(gl.float32)
         delta = error
         if HAS_DELTA:
-            delta = delta_s.load(CD)
+            delta = delta_s.load(CD).to(gl.float32)
         c = gl.where(there, gain * BIAS(error, delta, P), 0.0)
         total, along = gl.reduce((c, c * unit), 1, add2)
         u1 = inverse[:, None] * (c - (total / D)[:, None] - unit * (along / D)[:, None])

@@ -51,17 +51,18 @@ LINKS: dict[str, Link] = {
 }
 
 
-def linked(x: Tensor, bias: Tensor, factor: float, curve: Curve) -> Tensor:
-    """factor * curve(x + bias) in float32, at least: a logarithm of nearly 1 needs more digits than bf16 has."""
+def linked(x: Tensor, bias: Tensor, factor: float, curve: Curve, lean: bool = False) -> Tensor:
+    """factor * curve(x + bias), computed in float32 at least and given so, or in the dtype of x where that is asked for."""
     if takes_kernels(x):
         from ..kernels import gate_link
 
         if gate_link.takes(x):
-            value: Tensor = gate_link.gate_link(x.contiguous(), bias, factor, curve)
+            value: Tensor = gate_link.gate_link(x.contiguous(), bias, factor, curve, lean)
             return value
     wide = torch.promote_types(x.dtype, torch.float32)
     value = CURVES[curve](x.to(wide) + bias.to(wide))
-    return value if factor == 1 else factor * value
+    value = value if factor == 1 else factor * value
+    return value.to(x.dtype) if lean else value
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,11 +104,15 @@ class Made(NamedTuple):
 class Gate(nn.Module):
     """``[B,T,C] -> [B,T P,H]`` or ``[B,T P,H,D]``: a projection, full or of low rank, and a link.
 
-    ``unit`` multiplies the value: the scale of the weights that a step moves, so that the learned step is relative.
+    ``unit`` multiplies the value: the scale of the weights that a step moves, so that the learned step is relative. A ``lean``
+    gate as large as the tokens is bf16 where they are: a step, a threshold and the logarithm of a decay need no more digits.
     """
 
-    def __init__(self, recipe: GateRecipe, dim: int, heads: int, width: int, *, pairs: int = 1, unit: float = 1.0) -> None:
+    def __init__(
+        self, recipe: GateRecipe, dim: int, heads: int, width: int, *, pairs: int = 1, unit: float = 1.0, lean: bool = False
+    ) -> None:
         super().__init__()
+        self.lean = lean and recipe.channelwise and recipe.name in ("eta", "log_alpha", "delta")
         self.recipe, self.heads, self.pairs, self.unit = recipe, heads, pairs, unit
         self.width = width if recipe.channelwise else None
         out = pairs * heads * (width if recipe.channelwise else 1)
@@ -132,7 +137,8 @@ class Gate(nn.Module):
     def forward(self, x: Tensor) -> Made:
         x = F.linear(x if self.down is None else F.linear(x, self.down), self.up)
         link = LINKS[self.recipe.link]
-        value = linked(x, self.bias, link.factor(self.recipe.limit) * self.unit, link.curve)
+        factor = link.factor(self.recipe.limit) * self.unit
+        value = linked(x, self.bias, factor, link.curve, self.lean and x.dtype == torch.bfloat16)
         shape = (x.shape[0], x.shape[1] * self.pairs, self.heads)
         value = value.reshape(*shape) if self.width is None else value.reshape(*shape, self.width)
         if self.log_rate is None:
@@ -176,11 +182,11 @@ class Slopes(nn.Module):
 
 
 def gate_of(
-    recipe: GateRecipe, dim: int, heads: int, width: int, *, pairs: int = 1, unit: float = 1.0
+    recipe: GateRecipe, dim: int, heads: int, width: int, *, pairs: int = 1, unit: float = 1.0, lean: bool = False
 ) -> Gate | Ridge | Slopes:
     """The module that makes a gate."""
     if recipe.link == "ridge":
         return Ridge(recipe, heads, width)
     if recipe.link == "slopes":
         return Slopes(heads)
-    return Gate(recipe, dim, heads, width, pairs=pairs, unit=unit)
+    return Gate(recipe, dim, heads, width, pairs=pairs, unit=unit, lean=lean)

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from .. import presets
 from ..algorithm import Descent
 from ..memorize import Backend, memorize
+from ..memory import MLP
 from ..retention import L2
 from ..spec import Spec
 from ..types import AnyState, Gates, require
@@ -153,7 +154,8 @@ class MirasLayer(nn.Module):
             require(recipe.name in needs, f"the recipe has a gate {recipe.name}, but {self.spec} takes {sorted(needs)}")
             wide = self.values if needs[recipe.name].width == "value" else self.keys
             unit, pairs = (self.memory.unit, self.pairs) if recipe.name == "eta" else (1.0, 1)
-            made[recipe.name] = gate_of(recipe, self.dim, self.heads, wide, pairs=pairs, unit=unit)
+            lean = isinstance(self.spec.memory, MLP)
+            made[recipe.name] = gate_of(recipe, self.dim, self.heads, wide, pairs=pairs, unit=unit, lean=lean)
         missing = [name for name, need in needs.items() if need.required and name not in made and name != "kappa"]
         require(not missing, f"{self.spec} needs the gates {missing}, which the recipe does not make")
         stepped = not self.recipe.time_step or "log_alpha" in made
