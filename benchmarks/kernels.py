@@ -97,7 +97,10 @@ def flops(B: int, T: int, H: int, D: int) -> float:
 
 
 def memory_case(spec: Spec, backend: str, sizes: Sizes, channelwise: bool = True) -> dict[str, float]:
-    """A deep memory at given sizes, in bf16, in the tame regime: small steps, little decay, unit weights."""
+    """A deep memory at given sizes, in bf16, in the tame regime: small steps, little decay, unit weights.
+
+    Gates come as a layer makes them: bf16 where they are as large as the tokens, float32 where they are one number a head.
+    """
     B, T, H, D = sizes
     q, k = (F.normalize(torch.randn(B, T, H, D, device="cuda"), dim=-1).bfloat16().requires_grad_() for _ in range(2))
     v = torch.randn(B, T, H, D, device="cuda", dtype=torch.bfloat16, requires_grad=True)
@@ -109,7 +112,8 @@ def memory_case(spec: Spec, backend: str, sizes: Sizes, channelwise: bool = True
         "delta": torch.full(wide, 4.0, device="cuda"),
         "mu": 0.5 * torch.rand(single, device="cuda"),
     }
-    gates = Gates(**{name: gate.requires_grad_() for name, gate in made.items() if name in wanted})
+    kinds = {name: torch.bfloat16 if gate.dim() == 4 else torch.float32 for name, gate in made.items()}
+    gates = Gates(**{name: gate.to(kinds[name]).requires_grad_() for name, gate in made.items() if name in wanted})
     weights = tuple(torch.randn(H, *shape, device="cuda", requires_grad=True) for shape in spec.memory.shapes(D, D))
     leaves = [q, k, v, *(g for g in gates if g is not None), *weights]
     row = measured(lambda: memorize(spec, q, k, v, gates, weights=weights, chunk_size=CHUNK, backend=backend)[0], leaves)
