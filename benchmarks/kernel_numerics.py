@@ -75,12 +75,21 @@ def draw(
 
 
 def call(
-    spec: Spec, given: Inputs, dtype: torch.dtype, backend: str, size: int, bounds: Tensor | None, scale: float = 1.0
+    spec: Spec,
+    given: Inputs,
+    dtype: torch.dtype,
+    backend: str,
+    size: int,
+    bounds: Tensor | None,
+    scale: float = 1.0,
+    lean: bool = False,
 ) -> dict[str, Tensor]:
-    """y, the outgoing weights and the gradients of everything, from a loss of all outputs."""
+    """y, the outgoing weights and the gradients of everything, from a loss of all outputs; ``lean`` channel-wise gates are as the tokens."""
     wide = torch.float64 if dtype == torch.float64 else torch.float32
     leaf = lambda x, kind: x.to(kind).requires_grad_()  # noqa: E731
-    named = {name: leaf(getattr(given, name), dtype) for name in "qkv"} | {n: leaf(x, wide) for n, x in given.gates.items()}
+    named = {name: leaf(getattr(given, name), dtype) for name in "qkv"} | {
+        n: leaf(x, dtype if lean and x.dim() == 4 else wide) for n, x in given.gates.items()
+    }
     named |= {f"W{i + 1}": leaf(x, wide) for i, x in enumerate(given.weights)}
     named |= {"gain": leaf(given.norm[0], wide), "shift": leaf(given.norm[1], wide)}
     gates = Gates(**{n: named[n] for n in given.gates})
@@ -114,16 +123,27 @@ def errors(found: dict[str, Tensor], exact: dict[str, Tensor]) -> dict[str, floa
 
 
 def case(
-    name: str, spec: Spec, dtype: torch.dtype, D: int, size: int, *, T: int = 211, bounds: list[int] | None = None, **draws: Any
+    name: str,
+    spec: Spec,
+    dtype: torch.dtype,
+    D: int,
+    size: int,
+    *,
+    T: int = 211,
+    bounds: list[int] | None = None,
+    lean: bool = False,
+    **draws: Any,
 ) -> dict[str, Any]:
     """One comparison."""
     given = draw(spec, 1 if bounds else 2, T, 2, D, **draws)
+    if lean:
+        given = given._replace(gates={n: x.to(dtype).double() if x.dim() == 4 else x for n, x in given.gates.items()})
     cut = None if bounds is None else torch.tensor(bounds, device="cuda")
     exact = call(spec, given, torch.float64, "torch", size, cut)
-    plain = errors(call(spec, given, dtype, "torch", size, cut), exact)
+    plain = errors(call(spec, given, dtype, "torch", size, cut, lean=lean), exact)
     for scale in LOSS_SCALES if dtype == torch.float16 else (1.0,):
         poison()
-        found = call(spec, given, dtype, "triton", size, cut, scale)
+        found = call(spec, given, dtype, "triton", size, cut, scale, lean)
         if all(bool(x.isfinite().all()) for x in found.values()):
             break
     fused = errors(found, exact)
@@ -168,6 +188,7 @@ def cases() -> list[tuple[tuple[Any, ...], dict[str, Any]]]:
     for D, size in ((128, 64), (96, 64), (48, 64), (64, 32), (64, 16)):
         fitting = {name: spec for name, spec in moved.items() if D <= 64 or name != "titans_lmm anchored"}
         found += [((name, spec, torch.bfloat16, D, size), {}) for name, spec in fitting.items()]
+    found += [((f"lean gates {name}", spec, torch.bfloat16, 64, 64), {"lean": True}) for name, spec in named.items()]
     ends = {"alpha 1e-6 to 1e-2": {"decay": 9.2}, "alpha 1": {"decay": 0.0}, "eta 0": {"step": 0.0}}
     for dtype, (sizes, _) in PROVEN.items():
         size = sizes[-1]
