@@ -7,7 +7,7 @@ import torch
 
 pytest.importorskip("triton")
 
-from miras.kernels import deep_backward, deep_forward, launch
+from miras.kernels import deep_backward, deep_forward, launch, lead_tokens
 from miras.kernels.arguments import Given, Lead, Link, Momentum, Rows, Tokens, Weights
 from miras.kernels.biases import Fused
 
@@ -26,7 +26,7 @@ FORWARD = {"prepare", "scan", "readout", "finish", "scan_resident", "readout_res
 BACKWARD = {
     "begin_backward", "read_backward", "finish_backward", "linearise", "scan_backward", "write_backward", "anchor_backward",
     "bias_backward", "gate_backward", "read_backward_resident", "write_backward_resident", "scan_backward_resident",
-    "scan_backward_momentum",
+    "scan_backward_momentum", "scatter",
 }  # fmt: skip
 KERNELS = FORWARD | BACKWARD
 T, H, D, E, C = 128, 2, 64, 256, 64
@@ -54,7 +54,7 @@ class Bound:
 def seen(monkeypatch):
     """The kernels that were launched."""
     found = []
-    for module in (deep_forward, deep_backward, *resident):
+    for module in (deep_forward, deep_backward, lead_tokens, *resident):
         for name, value in list(vars(module).items()):
             if name in KERNELS:
                 monkeypatch.setattr(module, name, Bound(value, found))
@@ -92,11 +92,11 @@ def test_launches_fit_their_kernels(hopper, anchored, kind, seen, monkeypatch):
     result, saved = deep_forward.forward(given)
     deep_backward.backward(given, (result.w1, result.w2), saved, result)
     own = [name for name in seen if name.endswith(("_resident", "_momentum"))]
-    assert len(seen) == 12 + anchored
+    assert len(seen) == 12 + anchored + (kind == "lead")
     assert len(own) == (0 if not hopper else 2 if anchored and moves else 5)
 
 
 def test_nothing_is_left_out():
     """Each kernel is launched by one of the cases above."""
-    named = set(itertools.chain(*(vars(module) for module in (deep_forward, deep_backward, *resident))))
+    named = set(itertools.chain(*(vars(module) for module in (deep_forward, deep_backward, lead_tokens, *resident))))
     assert named >= KERNELS

@@ -44,12 +44,6 @@ class Rows(NamedTuple):
         return cls(*tensors)
 
 
-def chunk_starts(rows: Rows, size: int) -> Tensor:
-    """The first token of every chunk, ``[N]``."""
-    number = torch.arange(len(rows.row), device=rows.row.device)
-    return rows.first[rows.row] + (number - rows.chunk[rows.row]) * size
-
-
 KNOWN: dict[tuple[tuple[int, ...], int, torch.device], Rows] = {}
 
 
@@ -118,16 +112,6 @@ class Lead(NamedTuple):
     delta: Tensor
     log_anchor1: Tensor
     log_anchor2: Tensor
-
-
-def lead_of(tokens: Tokens, log_anchors: list[Tensor], rows: Rows, size: int) -> Lead:
-    """Every chunk's first token by itself; the anchors are empty where there are none."""
-    first = chunk_starts(rows, size)
-
-    def own(x: Tensor | None) -> Tensor:
-        return tokens.k.new_empty(0) if x is None else x[first].float().expand(-1, -1, tokens.k.shape[2]).contiguous()
-
-    return Lead(*map(own, (tokens.k, tokens.v, tokens.eta, tokens.log_alpha, tokens.delta)), *log_anchors)
 
 
 NO_LEAD = (None,) * len(Lead._fields)

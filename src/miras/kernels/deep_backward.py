@@ -11,10 +11,11 @@ import torch
 import triton
 from torch import Tensor
 
-from .arguments import NO_LEAD, NO_MOMENTUM, Given, Lead, Momentum, Result, Rows, Saved, Tokens, Weights, chunk_starts
+from .arguments import NO_LEAD, NO_MOMENTUM, Given, Lead, Momentum, Result, Rows, Saved, Tokens, Weights
 from .biases import DEVICE
 from .gate_kernels import bias_backward, gate_backward, linearise
 from .launch import FULL, in_width, options, room_for, rounded, strides
+from .lead_tokens import joined
 from .read_backward_kernels import begin_backward, finish_backward, read_backward
 from .write_backward_kernels import anchor_backward, scan_backward, write_backward
 
@@ -62,8 +63,8 @@ class Pass:
         # every sequence adds to its anchors
         self.dlead = None if lead is None else Lead(*(torch.zeros_like(x) for x in lead))
         self.dscale = torch.empty(chunks, heads, 5, device=q.device) if link.q > 0 else None
-        self.dwhole, self.dlog, self.du1 = (torch.empty_like(q, dtype=torch.float32) for _ in range(3))
-        self.do, self.late_do, self.dx = (torch.empty_like(q) for _ in range(3))
+        self.dlog = torch.empty_like(q, dtype=torch.float32)
+        self.do, self.late_do, self.dx, self.dwhole, self.du1 = (torch.empty_like(q) for _ in range(5))
         self.hiddens: tuple[Tensor, ...] = tuple(q.new_empty(chunks, heads, hidden, size) for _ in range(3))
         self.move1, self.move2 = (q.new_empty(chunks + rows.first.shape[0], heads, hidden, channels) for _ in range(2))
         starts = (saved.starts1, saved.starts2)
@@ -74,7 +75,8 @@ class Pass:
         q, k, _, eta, *_ = self.tokens
         saved, own, say, places = self.saved, self.own, self.say, (*self.places, self.rows.row)
         _, _, kappa, sigma, _, _ = self.factors
-        dread = torch.empty_like(q, dtype=torch.float32)
+        # under an anchor its share and the anchor's nearly cancel in the decay's gradient
+        dread = torch.empty_like(q, dtype=torch.float32 if say.anchored else q.dtype)
         dq_anchor = torch.empty_like(dread) if say.anchored else None
         dscores1, dscores2 = torch.empty_like(saved.scores1), torch.empty_like(saved.scores1)
         begin_backward[self.grid](
@@ -200,18 +202,9 @@ class Pass:
             DB=block, **say.gates,
         )  # fmt: skip
         if self.dlead is not None:
-            self.join_lead(dk, dv, deta, dlog, ddelta)
+            joined((dk, dv, deta, dlog, ddelta), self.dlead, self.rows, self.size)
         gradients = (in_width(deta, eta), in_width(dlog, log_alpha), in_width(ddelta, delta))
         return Tokens(self.dq, dk, dv, *gradients)  # type: ignore[arg-type]
-
-    def join_lead(self, dk: Tensor, dv: Tensor, deta: Tensor | None, dlog: Tensor | None, ddelta: Tensor | None) -> None:
-        """What arrives at the own steps of chunks' first tokens; among the others those had neither a step nor a decay."""
-        own, first = self.dlead, chunk_starts(self.rows, self.size)
-        assert own is not None and deta is not None and dlog is not None
-        for gradient, share in ((dk, own.k), (dv, own.v), *([] if ddelta is None else [(ddelta, own.delta)])):
-            gradient.index_add_(0, first, share.to(gradient.dtype))
-        for gradient, share in ((deta, own.eta), (dlog, own.log_alpha)):
-            gradient.index_copy_(0, first, share.to(gradient.dtype))
 
     def anchors_gradients(self) -> tuple[Tensor | None, Tensor | None]:
         """What arrives at the anchors, from all chunks."""

@@ -86,19 +86,24 @@ def empty_result(q: Tensor, weights: Weights, moves: bool) -> Result:
 def empty_saved(
     q: Tensor, log_alpha: Tensor | None, weights: Weights, chunks: int, size: int, moves: bool, link: Link
 ) -> Saved:
-    """Room for what the backward pass needs; the read's norm inputs are summed in float32."""
+    """Room for what the backward pass needs.
+
+    The read's norm inputs are float32 where small differences of large numbers matter: under an anchor, a momentum, or weights
+    that are all positive.
+    """
     rows, heads, hidden, channels = weights.w2.shape
     starts1, starts2 = (q.new_empty(chunks, heads, hidden, channels) for _ in range(2))
     scores1, scores2 = (q.new_empty(chunks, heads, size, size) for _ in range(2))
-    o_q = torch.empty_like(q, dtype=torch.float32)
+    exact = weights.anchor1 is not None or moves or link.mass1 > 0
+    o_q = torch.empty_like(q, dtype=torch.float32 if exact else q.dtype)
     o_anchor = torch.empty_like(o_q) if weights.anchor1 is not None else o_q.new_empty(0)
     u1, o, late_q, late, late_k, late_u1 = (torch.empty_like(q) for _ in range(6))
-    kept = o_q.new_empty(chunks, heads, channels)
-    total = o_q.new_empty(0) if log_alpha is None else torch.empty_like(log_alpha, dtype=torch.float32)
+    kept = weights.w2.new_empty(chunks, heads, channels)
+    total = kept.new_empty(0) if log_alpha is None else torch.empty_like(log_alpha, dtype=torch.float32)
     sizes = torch.empty(chunks, heads, dtype=torch.int32, device=q.device)
     plain = (starts1, starts2, u1, o, o_q, o_anchor, scores1, scores2, late_q, late, late_k, late_u1, kept, total, sizes)
     momentum = (starts1, starts2, o_q, q, q, q)
     own = [torch.empty_like(x) if moves else x.new_empty(0) for x in momentum]
-    own.append(o_q.new_empty((chunks + rows, heads, 2) if link.q > 0 else 0))
+    own.append(kept.new_empty((chunks + rows, heads, 2) if link.q > 0 else 0))
     own += [torch.empty_like(x) if link.mass1 > 0 else x.new_empty(0) for x in (starts1, starts2, kept)]
     return Saved(*plain, *own)

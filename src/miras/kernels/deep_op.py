@@ -17,11 +17,12 @@ from ..memory import MLP
 from ..retention import KL, L2, Keep, Lq, Retention
 from ..spec import Spec
 from ..types import Gates, Norm, State
-from .arguments import Given, Link, Momentum, Result, Rows, Saved, Tokens, Weights, lead_of
+from .arguments import Given, Link, Momentum, Result, Rows, Saved, Tokens, Weights
 from .biases import Fused, fused
 from .deep_backward import backward
 from .deep_forward import empty_result, empty_saved, forward
 from .launch import INTERPRETED
+from .lead_tokens import lead_of
 from .momentum import factors
 from .proven import Proven, unproven
 from .states import decays_linearly, gain_and_shift, held, laid_out, link_of, opened

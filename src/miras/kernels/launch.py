@@ -95,7 +95,7 @@ def _options(
         reads_resident=resident and not (anchored and moves),
         wide=wide,
         pairs=shape | paired | alpha | momentum | led | fast | {"BLOCK": min(16, size), "num_warps": warps},
-        gates=alpha | momentum | led | fast | {"C": size} | FULL,
+        gates=alpha | momentum | led | fast | {"C": size} | (FULL if moves else {"num_warps": 4}),
         led=led,
         moved=momentum | linked | mapped,
         scan=blocks(128, 8) | fast | mapped | {"LB": 32},

@@ -143,7 +143,7 @@ def scan_backward_resident(
         there = (t < count)[:, None] & (j < D)[None, :]
         out = (begin + t)[:, None] * stride + head * D + j[None, :]
         # early, so that they have arrived when they are needed
-        rest = gl.load(du1_ptr + out, mask=there, other=0.0)
+        rest = gl.load(du1_ptr + out, mask=there, other=0.0).to(gl.float32)
         late = gl.load(late_ptr + out, mask=there, other=0.0)
         async_copy.wait_group(1)
         fence_async_shared()

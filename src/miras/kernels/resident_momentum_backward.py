@@ -126,7 +126,7 @@ def scan_backward_momentum(
         there = (t < count)[:, None] & (j < D)[None, :]
         out = (begin + t)[:, None] * stride + head * D + j[None, :]
         # early, so that they have arrived when they are needed
-        rest = gl.load(du1_ptr + out, mask=there, other=0.0)
+        rest = gl.load(du1_ptr + out, mask=there, other=0.0).to(gl.float32)
         late, slow = gl.load(late_ptr + out, mask=there, other=0.0), gl.load(slow_ptr + out, mask=there, other=0.0)
         fetch(afresh(late_k_room), k_ptr + head * D, begin, count, stride, D, LINES)
         async_copy.commit_group()

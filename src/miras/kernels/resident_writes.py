@@ -132,7 +132,7 @@ def write_backward_resident(
     t, c = gl.arange(0, 64, layout=gl.SliceLayout(1, L)), gl.arange(0, 64, layout=gl.SliceLayout(0, L))
     there = (t < count)[:, None] & (c < D)[None, :]
     out = (begin + t)[:, None] * (H * D) + head * D + c[None, :]
-    gl.store(dk_ptr + out, gl.load(dk_ptr + out, mask=there, other=0.0) + dk, mask=there)
+    gl.store(dk_ptr + out, gl.load(dk_ptr + out, mask=there, other=0.0).to(gl.float32) + dk, mask=there)
     gl.store(dy1_ptr + out, (-dy1).to(DOT), mask=there)
     gl.store(dy2_ptr + out, (-dy2).to(DOT), mask=there)
     ends = gl.convert_layout(gl.sum(dend, 0), gl.SliceLayout(0, LINES))
