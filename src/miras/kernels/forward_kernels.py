@@ -57,7 +57,8 @@ def prepare(
     late_q, late, kept = q, eta, tl.full([DP], 1.0, tl.float32)
     if HAS_ALPHA:
         log_alpha = decays(log_alpha_ptr, token, head, d, alpha_token, alpha_head, alpha_d, there & (t >= LED), D)
-        total, end = tl.cumsum(log_alpha, 0), tl.sum(log_alpha, 0)
+        total = tl.cumsum(log_alpha, 0)
+        end = tl.sum(log_alpha, 0)
         kept = power(end, FAST)
         own = there[:, None] & (d[None, :] < D) & ((d[None, :] == 0) | (d[None, :] * alpha_d > 0))
         tl.store(total_ptr + token[:, None] * alpha_token + head * alpha_head + d[None, :] * alpha_d, total, mask=own)

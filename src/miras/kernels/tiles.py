@@ -165,9 +165,11 @@ def spacing(log_alpha, end, C: tl.constexpr, BLOCK: tl.constexpr):
 
     The whole chunk where its decays are mild, BLOCK where alpha is at least 1e-4, else each token about itself.
     """
-    mild = tl.min(end, 0) > -60.0
-    usual = tl.min(tl.min(log_alpha, 1), 0) * (BLOCK // 2) > -75.0
-    return tl.where(mild, C, tl.where(usual, BLOCK, 1))
+    size = C
+    if tl.min(end, 0) <= -60.0:
+        usual = tl.min(tl.min(log_alpha, 1), 0) * (BLOCK // 2) > -75.0
+        size = tl.where(usual, BLOCK, 1)
+    return size
 
 
 @triton.jit
