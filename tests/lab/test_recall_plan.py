@@ -113,7 +113,7 @@ def call(monkeypatch, script, *arguments):
 
 
 def test_the_experiment_in_short(plan, tmp_path, monkeypatch, capsys):
-    """One process works off a plan, two a longer one, a third call finds nothing to do; the report is made of what they wrote."""
+    """One process works off a plan, two a longer one, a third call finds nothing to do; the report is of what they wrote."""
     results, docs = tmp_path / "results.jsonl", tmp_path / "docs"
     short = PLAN.replace("[1e-3, 2.0e-3]", "[1e-3]").replace("[2.0e-3, 1e-3]", "[1e-3]").replace("rows: 4", "rows: 64")
     plan.write_text(short)
