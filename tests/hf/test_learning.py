@@ -37,4 +37,6 @@ def test_tiny_models_learn_to_recall(name):
         optimiser.step()
         optimiser.zero_grad()
         losses.append(loss.item())
-    assert sum(losses[-10:]) / 10 < 0.85 * math.log(SYMBOLS)
+        if len(losses) >= 10 and sum(losses[-10:]) / 10 < 0.85 * math.log(SYMBOLS):
+            return
+    pytest.fail(f"the last losses are {losses[-10:]}")

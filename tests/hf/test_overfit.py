@@ -19,13 +19,13 @@ def overfit():
 
 
 @pytest.mark.parametrize(
-    ("name", "steps"), [("yaad-tiny", 90), ("moneta-tiny", 100), ("memora-tiny", 80), ("gated_deltanet-tiny", 180)]
+    ("name", "steps"), [("yaad-tiny", 50), ("moneta-tiny", 55), ("memora-tiny", 50), ("gated_deltanet-tiny", 90)]
 )
 def test_tiny_models_learn_a_text_by_heart(overfit, name, steps):
-    text = overfit.text_of(256)
-    found = overfit.learn(name, text, steps=steps, batch=2, length=128, rate=1e-2, seed=0, chunk_size=16)
-    assert found["finite"] and found["first_loss"] > 5
-    # two seeds gave 0.05 to 0.17; where a stretch of so short a text begins is a larger part of what cannot be known
+    text = overfit.text_of(96)
+    found = overfit.learn(name, text, steps=steps, batch=4, length=48, rate=1e-2, seed=0, chunk_size=16)
+    assert found["finite"] and found["first_loss"] > 4
+    # two seeds gave 0.12 to 0.19; where a stretch of so short a text begins is a larger part of what cannot be known
     assert found["nats_a_byte"] < 0.25
 
 

@@ -1,5 +1,6 @@
 """Plans: what they unfold into, what they refuse, and that the project's own keep their rules."""
 
+import functools
 import itertools
 from pathlib import Path
 
@@ -33,12 +34,16 @@ def written(folder, text=PLAN):
     return folder / "words"
 
 
-def body(run):
-    """The parameters of a run's model beside its embedding."""
-    config = run.config({})
-    model = MirasConfig.preset(config.model.name, **model_changes(config.model))
+@functools.cache
+def built(config):
+    """The parameters of a configured model beside its embedding."""
+    model = MirasConfig.preset(config.name, **model_changes(config))
     with torch.device("meta"):
         return MirasForCausalLM(model).num_parameters() - model.vocab_size * model.hidden_size
+
+
+def body(run):
+    return built(run.config({}).model)
 
 
 def test_a_plan_unfolds_in_order_seeds_outermost(tmp_path):
@@ -100,7 +105,7 @@ def test_models_that_are_compared_are_equally_large(name):
     plan = load(ROOT / name)
     sizes = {}
     for run in plan.runs:
-        sizes.setdefault((run.stage, run.model), body(run))
+        sizes[run.stage, run.model] = body(run)
     for stage in plan.stages:
         own = [size for (where, _), size in sizes.items() if where == stage]
         assert max(own) / min(own) < 1.03, (stage, own)

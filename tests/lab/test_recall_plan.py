@@ -113,13 +113,17 @@ def call(monkeypatch, script, *arguments):
 
 
 def test_the_experiment_in_short(plan, tmp_path, monkeypatch, capsys):
-    """Two processes work off a plan, a second call finds nothing to do, the report is made of what they wrote."""
+    """One process works off a plan, two a longer one, a third call finds nothing to do; the report is of what they wrote."""
     results, docs = tmp_path / "results.jsonl", tmp_path / "docs"
-    plan.write_text(PLAN.replace("[1e-3, 2.0e-3]", "[1e-3]").replace("[2.0e-3, 1e-3]", "[1e-3]"))
-    call(monkeypatch, "run.py", "--plan", plan, "--results", results, "--workers", "2", "--device", "cpu")
-    assert "all begun" in capsys.readouterr().out and len(read_results([results])) == 4
+    short = PLAN.replace("[1e-3, 2.0e-3]", "[1e-3]").replace("[2.0e-3, 1e-3]", "[1e-3]").replace("rows: 4", "rows: 64")
+    plan.write_text(short)
     call(monkeypatch, "run.py", "--plan", plan, "--results", results, "--device", "cpu")
-    assert "4 trials, 0 of them to do" in capsys.readouterr().out and len(read_results([results])) == 4
+    assert "all begun" in capsys.readouterr().out and len(read_results([results])) == 4
+    plan.write_text(short.replace("rates: best, seeds: [1]", "rates: best, seeds: [1, 2]"))
+    call(monkeypatch, "run.py", "--plan", plan, "--results", results, "--workers", "2", "--device", "cpu")
+    assert "6 trials, 2 of them to do" in capsys.readouterr().out and len(read_results([results])) == 6
+    call(monkeypatch, "run.py", "--plan", plan, "--results", results, "--device", "cpu")
+    assert "6 trials, 0 of them to do" in capsys.readouterr().out and len(read_results([results])) == 6
     line = json.loads(results.read_text().splitlines()[0])
     assert {"commit", "versions", "machine", "device", "date", "parameters", "curve"} <= line.keys()
     call(monkeypatch, "report.py", "--results", results, "--docs", docs)
