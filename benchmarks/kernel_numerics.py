@@ -84,7 +84,7 @@ def call(
     scale: float = 1.0,
     lean: bool = False,
 ) -> dict[str, Tensor]:
-    """y, the outgoing weights and the gradients of everything, from a loss of all outputs; ``lean`` channel-wise gates are as the tokens."""
+    """y, the outgoing weights and the gradients of everything, from a loss of all outputs; lean gates have the tokens' dtype."""
     wide = torch.float64 if dtype == torch.float64 else torch.float32
     leaf = lambda x, kind: x.to(kind).requires_grad_()  # noqa: E731
     named = {name: leaf(getattr(given, name), dtype) for name in "qkv"} | {
@@ -317,19 +317,21 @@ def main() -> int:
     if not torch.cuda.is_available():
         parser.error("this needs an NVIDIA GPU")
     torch.manual_seed(0)
-    rows = []
-    # a process a case: what one of them does to the device must not reach the others
+    chosen = [case_of for case_of in cases() if re.search(options.only, label(case_of))]
+    rows: list[dict[str, Any]] = []
+    results: dict[str, Any] = {"provenance": provenance(), "gpu": torch.cuda.get_device_name(), "command": " ".join(sys.argv)}
+    results |= {"chosen": len(chosen), "cases": rows}
+    options.out.parent.mkdir(parents=True, exist_ok=True)
+    # a process for a few cases: what one of them does to the device must not reach many others
     spawn = torch.multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(options.workers, mp_context=spawn, max_tasks_per_child=1) as pool:
-        chosen = [case_of for case_of in cases() if re.search(options.only, label(case_of))]
+    with ProcessPoolExecutor(options.workers, mp_context=spawn, max_tasks_per_child=4) as pool:
         for row in pool.map(tried, chosen):
             told(row)
             rows.append(row)
-    results: dict[str, Any] = {"provenance": provenance(), "gpu": torch.cuda.get_device_name(), "command": " ".join(sys.argv)}
-    results["cases"] = rows
+            # whoever stops it keeps what it has found
+            options.out.write_text(json.dumps(results, indent=1))
     if not options.only:
         results |= {"finite at the gates' ends": extremes(), "same bits twice": repeated(), "a million tokens": million()}
-    options.out.parent.mkdir(parents=True, exist_ok=True)
     options.out.write_text(json.dumps(results, indent=1))
     failed = [row for row in rows if not row["passed"]]
     print(json.dumps({k: v for k, v in results.items() if k not in ("cases", "provenance")}, indent=1))
