@@ -22,7 +22,7 @@ resident = [
     )
 ]
 LAUNCH = {"num_warps", "num_stages", "maxnreg"}
-FORWARD = {"prepare", "scan", "readout", "finish", "scan_resident", "readout_resident"}
+FORWARD = {"accumulate", "prepare", "scan", "readout", "finish", "scan_resident", "readout_resident"}
 BACKWARD = {
     "begin_backward", "read_backward", "finish_backward", "linearise", "scan_backward", "write_backward", "anchor_backward",
     "bias_backward", "gate_backward", "read_backward_resident", "write_backward_resident", "scan_backward_resident",
@@ -92,7 +92,7 @@ def test_launches_fit_their_kernels(hopper, anchored, kind, seen, monkeypatch):
     result, saved = deep_forward.forward(given)
     deep_backward.backward(given, (result.w1, result.w2), saved, result)
     own = [name for name in seen if name.endswith(("_resident", "_momentum"))]
-    assert len(seen) == 12 + anchored + (kind == "lead")
+    assert len(seen) == 13 + anchored + (kind == "lead")
     assert len(own) == (0 if not hopper else 2 if anchored and moves else 5)
 
 

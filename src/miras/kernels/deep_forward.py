@@ -6,12 +6,16 @@ R sequences, B batch, T time, H heads, D channels, E hidden channels, N chunks
 from __future__ import annotations
 
 import torch
+import triton
 from torch import Tensor
 
 from .arguments import NO_LEAD, NO_MOMENTUM, Given, Link, Result, Saved, Weights
 from .biases import DEVICE
-from .forward_kernels import finish, prepare, readout, scan
+from .forward_kernels import accumulate, finish, prepare, readout, scan
 from .launch import FULL, options, rounded, strides
+
+# how many columns of the decays a program sums up: rows of 512 bytes
+COLUMNS = 256
 
 
 def forward(given: Given) -> tuple[Result, Saved]:
@@ -29,6 +33,11 @@ def forward(given: Given) -> tuple[Result, Saved]:
     steps, decays = strides(eta), strides(log_alpha)
     say = options(q, size, hidden, tokens.log_alpha is not None, weights.anchor1 is not None, moves, link)
     grid = (chunks * heads,)
+    if log_alpha is not None:
+        columns = log_alpha[0].numel()
+        accumulate[(chunks * triton.cdiv(columns, COLUMNS),)](
+            log_alpha, saved.total, *places, rows.row, columns, C=size, WB=COLUMNS, **say.led, num_warps=4
+        )
     prepare[grid](
         q, k, eta, log_alpha, saved.scores2, saved.late_q, saved.late, saved.late_k, saved.kept, saved.total, saved.sizes,
         kappa, grown, saved.slow, saved.slow_k,

@@ -17,6 +17,8 @@ import triton.language as tl
 from .lead import lead
 from .links import norm_of, scale_at, scale_of, sum_powers
 from .tiles import (
+    LARGE,
+    LOWEST,
     chunk_and_head,
     decayed_scores,
     decayed_values,
@@ -36,6 +38,39 @@ from .tiles import (
 
 
 @triton.jit
+def accumulate(
+    log_alpha_ptr, total_ptr, first_ptr, length_ptr, chunk_ptr, row_ptr, W: tl.constexpr, C: tl.constexpr, WB: tl.constexpr, LED: tl.constexpr,
+):
+    """L_t = log alpha_1 + ... + log alpha_t of every chunk, along W columns, one a head or channel; a program has WB of them.
+
+    Where a chunk's first token has a step of its own (LED = 1), its decay is not among them.
+    """
+    block: tl.constexpr = (W + WB - 1) // WB
+    number = tl.program_id(0).to(tl.int64) // block
+    c = tl.program_id(0) % block * WB + tl.arange(0, WB)
+    row = tl.load(row_ptr + number)
+    begin = (number - tl.load(chunk_ptr + row)) * C
+    first, left = tl.load(first_ptr + row) + begin, tl.load(length_ptr + row) - begin
+    inside = c < W
+    total = tl.zeros([WB], tl.float32)
+    for t in range(0, C, 4):
+        # four at once: a load does not pass a store before it, and would wait for memory each time
+        at, slot = (first + t) * W + c, c * 0 + t
+        a = tl.load(log_alpha_ptr + at, mask=inside & (slot >= LED) & (slot < left), other=0.0).to(tl.float32)
+        b = tl.load(log_alpha_ptr + at + W, mask=inside & (slot + 1 < left), other=0.0).to(tl.float32)
+        e = tl.load(log_alpha_ptr + at + 2 * W, mask=inside & (slot + 2 < left), other=0.0).to(tl.float32)
+        f = tl.load(log_alpha_ptr + at + 3 * W, mask=inside & (slot + 3 < left), other=0.0).to(tl.float32)
+        a = total + tl.maximum(a, LOWEST)
+        b = a + tl.maximum(b, LOWEST)
+        e = b + tl.maximum(e, LOWEST)
+        total = e + tl.maximum(f, LOWEST)
+        tl.store(total_ptr + at, a, mask=inside & (slot < left))
+        tl.store(total_ptr + at + W, b, mask=inside & (slot + 1 < left))
+        tl.store(total_ptr + at + 2 * W, e, mask=inside & (slot + 2 < left))
+        tl.store(total_ptr + at + 3 * W, total, mask=inside & (slot + 3 < left))
+
+
+@triton.jit
 def prepare(
     q_ptr, k_ptr, eta_ptr, log_alpha_ptr, scores2_ptr, late_q_ptr, late_ptr, late_k_ptr, kept_ptr, total_ptr, sizes_ptr,
     kappa_ptr, grown_ptr, slow_ptr, slow_k_ptr, first_ptr, length_ptr, chunk_ptr, row_ptr, H: tl.constexpr, D: tl.constexpr,
@@ -44,9 +79,9 @@ def prepare(
     HAS_ALPHA: tl.constexpr, MOMENTUM: tl.constexpr, LED: tl.constexpr, DOT: tl.constexpr, PRECISION: tl.constexpr, FAST: tl.constexpr,
 ):
     """What no weight enters: the inner layer's scores q_t . (b_t/b_i) eta_i k_i, b_t q_t, each write's step at the chunk's
-    end, bare and times -k, b_C, log b_t and over how many tokens its differences may be split. With momentum the pair factors are
+    end, bare and times -k, b_C, and over how many tokens differences of log b_t may be split. With momentum the pair factors are
     ``kappa``, and ``slow`` is each write's step in the momentum. Where a chunk's first token has a step of its own (LED = 1), it
-    has none here, nor a decay.
+    has none here.
     """
     number, head = chunk_and_head(H)
     d, t = tl.arange(0, DP), tl.arange(0, C)
@@ -56,12 +91,8 @@ def prepare(
     seen = t[:, None] >= t[None, :]
     late_q, late, kept = q, eta, tl.full([DP], 1.0, tl.float32)
     if HAS_ALPHA:
-        log_alpha = decays(log_alpha_ptr, token, head, d, alpha_token, alpha_head, alpha_d, there & (t >= LED), D)
-        total = tl.cumsum(log_alpha, 0)
-        end = tl.sum(log_alpha, 0)
+        total, end = past(total_ptr, number, row_ptr, first_ptr, length_ptr, chunk_ptr, token, head, d, alpha_token, alpha_head, alpha_d, there, D, C)
         kept = power(end, FAST)
-        own = there[:, None] & (d[None, :] < D) & ((d[None, :] == 0) | (d[None, :] * alpha_d > 0))
-        tl.store(total_ptr + token[:, None] * alpha_token + head * alpha_head + d[None, :] * alpha_d, total, mask=own)
     if MOMENTUM:
         factors = kappa_ptr + (number * H + head) * C * C
         scores = tl.dot(q.to(DOT), tl.trans((eta * k).to(DOT)), input_precision=PRECISION)
@@ -70,7 +101,10 @@ def prepare(
         if HAS_ALPHA:
             late_q = q * power(total, FAST)
     elif HAS_ALPHA:
-        size = spacing(log_alpha, end, C, BLOCK)
+        size = C
+        if tl.min(end, 0) <= LARGE:
+            log_alpha = decays(log_alpha_ptr, token, head, d, alpha_token, alpha_head, alpha_d, there & (t >= LED), D)
+            size = spacing(log_alpha, end, C, BLOCK)
         tl.store(sizes_ptr + number * H + head, size)
         if size == C:
             near, far, half = halved(total, end, FAST)

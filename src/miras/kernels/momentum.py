@@ -26,10 +26,8 @@ from torch import Tensor
 
 from .arguments import Rows
 from .launch import INTERPRETED
-from .tiles import chunk_and_head, place
+from .tiles import LOWEST, chunk_and_head, place
 
-# what keeps less than e^-60 keeps nothing, and a total erasure (log alpha = -inf) has no finite difference
-LOWEST = tl.constexpr(-60.0)
 # a momentum of 0 has the derivative of one that is next to it
 LEAST = tl.constexpr(1e-12)
 # three products of rounded numbers are as good as one in float32, and the matrix units do them

@@ -11,6 +11,11 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+# what keeps less than e^-60 keeps nothing, and an exponent stays a number
+LOWEST = tl.constexpr(-60.0)
+# a chunk whose decay is milder is split about its half: e^30 is far from the largest number, and its square too
+LARGE = tl.constexpr(-60.0)
+
 
 @triton.jit
 def rows(ptr, token, head, d, stride_token, stride_head, stride_d, there, D):
@@ -21,8 +26,8 @@ def rows(ptr, token, head, d, stride_token, stride_head, stride_d, there, D):
 
 @triton.jit
 def decays(ptr, token, head, d, stride_token, stride_head, stride_d, there, D):
-    """log alpha; what keeps less than e^-60 keeps nothing, and an exponent stays a number."""
-    return tl.maximum(rows(ptr, token, head, d, stride_token, stride_head, stride_d, there, D), -60.0)
+    """log alpha, at least ``LOWEST``."""
+    return tl.maximum(rows(ptr, token, head, d, stride_token, stride_head, stride_d, there, D), LOWEST)
 
 
 @triton.jit
@@ -165,11 +170,9 @@ def spacing(log_alpha, end, C: tl.constexpr, BLOCK: tl.constexpr):
 
     The whole chunk where its decays are mild, BLOCK where alpha is at least 1e-4, else each token about itself.
     """
-    size = C
-    if tl.min(end, 0) <= -60.0:
-        usual = tl.min(tl.min(log_alpha, 1), 0) * (BLOCK // 2) > -75.0
-        size = tl.where(usual, BLOCK, 1)
-    return size
+    mild = tl.min(end, 0) > LARGE
+    usual = tl.min(tl.min(log_alpha, 1), 0) * (BLOCK // 2) > -75.0
+    return tl.where(mild, C, tl.where(usual, BLOCK, 1))
 
 
 @triton.jit
