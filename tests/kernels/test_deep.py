@@ -268,3 +268,20 @@ def test_the_operators_pass_torchs_own_checks(name, monkeypatch):
     memorize(spec, *arguments[:4], chunk_size=16, backend="triton", **arguments[4])
     values = pytree.tree_map_only(torch.Tensor, torch.Tensor.detach, given[0])
     torch.library.opcheck(operator, values, test_utils=("test_schema", "test_faketensor"))
+
+
+@pytest.mark.parametrize("name", ["yaad", *CARRIED])
+def test_it_compiles_without_graph_breaks(name):
+    """Values, states and gradients of a compiled call are those of the call itself."""
+    torch.compiler.reset()
+    spec, arguments = SPECS[name], on_device(tame(SPECS[name], B=1, T=21, H=1, K=16), torch.float32)
+
+    def call(q, k, v, gates, keywords):
+        return memorize(spec, q, k, v, gates, chunk_size=16, backend="triton", **keywords)
+
+    results = []
+    for run in (call, torch.compile(call, fullgraph=True, backend="aot_eager")):
+        y, state = run(*arguments)
+        made = {"y": y} | parts(state)
+        results.append(made | gradients(made, leaves(*arguments)))
+    same(results[1], results[0], 1e-6)

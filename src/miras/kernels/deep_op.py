@@ -227,7 +227,8 @@ def run(
         gates = gates._replace(mu=gates.mu.float(), log_alpha=decay)
     w1, w2 = state.accumulated if isinstance(spec.retention, Lq) else state.weights
     tokens = laid_out(q, k, v, gates)
-    anchor, log_anchors = state.anchor, list[Tensor]()
+    anchor = state.anchor
+    log_anchors: list[Tensor] = []
     if isinstance(spec.retention, KL):
         log_anchors = [anchor[0].mT.contiguous(), anchor[1].contiguous()] if anchor else [q.new_empty(0), q.new_empty(0)]
         anchor = tuple(a.exp() for a in anchor)
