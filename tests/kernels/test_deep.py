@@ -7,6 +7,7 @@ import torch
 import triton
 import triton.language as tl
 from torch.utils import _pytree as pytree
+from torch.utils.checkpoint import checkpoint
 
 from comparison import DEVICE, compared, gradients, on_device, parts, read_as, same, tame
 from inputs import cut_gates, draw, leaves, relative
@@ -285,3 +286,16 @@ def test_it_compiles_without_graph_breaks(name):
         made = {"y": y} | parts(state)
         results.append(made | gradients(made, leaves(*arguments)))
     same(results[1], results[0], 1e-6)
+
+
+@pytest.mark.parametrize("name", ["yaad", "memora anchored"])
+def test_what_is_not_kept_is_made_again(name):
+    """Under activation checkpointing the kernels run twice, and the gradients are the same bits."""
+    spec, arguments = SPECS[name], on_device(tame(SPECS[name], B=1, T=21, H=1, K=16), torch.float32)
+
+    def call(q, k, v, gates, keywords):
+        return memorize(spec, q, k, v, gates, chunk_size=16, backend="triton", **keywords)[0]
+
+    again = checkpoint(call, *arguments, use_reentrant=False)
+    results = [gradients({"y": y}, leaves(*arguments)) for y in (call(*arguments), again)]
+    assert all(torch.equal(x, results[1][name]) for name, x in results[0].items())
