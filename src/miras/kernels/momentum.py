@@ -26,34 +26,41 @@ from torch import Tensor
 
 from .arguments import Rows
 from .launch import INTERPRETED
-from .tiles import chunk_and_head, place
+from .tiles import chunk_and_head, power
 
-# what keeps less than e^-60 keeps nothing, and a total erasure (log alpha = -inf) has no finite difference
-LOWEST = tl.constexpr(-60.0)
-# a momentum of 0 has the derivative of one that is next to it
-LEAST = tl.constexpr(1e-12)
-# three products of rounded numbers are as good as one in float32, and the matrix units do them
-PRECISION = tl.constexpr("ieee" if INTERPRETED else "tf32x3")
-
-
-@triton.jit
-def gates_of(log_alpha_ptr, mu_ptr, token, head, there, H: tl.constexpr, HAS_ALPHA: tl.constexpr):
-    """log alpha and mu of a chunk's tokens; slots without a token keep everything: mu = 1, log alpha = 0."""
-    mu = tl.maximum(tl.load(mu_ptr + token * H + head, mask=there, other=1.0), LEAST)
-    log_alpha = mu * 0
-    if HAS_ALPHA:
-        log_alpha = tl.maximum(tl.load(log_alpha_ptr + token * H + head, mask=there, other=0.0), LOWEST)
-    return log_alpha, mu
+FAST = tl.constexpr(not INTERPRETED)
+# tokens whose gates and rows are loaded before any of them is used, to have many loads in flight
+GROUP = tl.constexpr(16)
+# and on the way back, where the factors before each of them stay in registers
+BACK = tl.constexpr(8)
 
 
 @triton.jit
-def matrices(log_alpha, mu, there, t):
-    """A[t,j] = exp(L_t - L_j) and P[j,i] = mu_(i+1)...mu_j, both lower triangular; A is 0 where j has no token."""
-    total = tl.cumsum(log_alpha, 0)
-    seen = t[:, None] >= t[None, :]
-    past = tl.where(seen & there[None, :], tl.exp(tl.where(seen, total[:, None] - total[None, :], 0.0)), 0.0)
-    products = tl.cumprod(tl.where(t[:, None] > t[None, :], mu[:, None], 1.0), 0)
-    return past, tl.where(seen, products, 0.0)
+def stretch(row_ptr, first_ptr, length_ptr, chunk_ptr, number, C: tl.constexpr):
+    """The first token of chunk ``number`` and how many of its slots have one."""
+    row = tl.load(row_ptr + number)
+    before = (number - tl.load(chunk_ptr + row)) * C
+    return tl.load(first_ptr + row) + before, tl.minimum(tl.load(length_ptr + row) - before, C).to(tl.int32)
+
+
+@triton.jit
+def gates(log_alpha_ptr, mu_ptr, ahead, left, H: tl.constexpr, STEPS: tl.constexpr, HAS_ALPHA: tl.constexpr):
+    """alpha and mu of a group's slots, of which ``left`` have a token; one without keeps everything."""
+    alphas, mus = (), ()
+    for s in tl.static_range(STEPS):
+        mus = mus + (tl.load(mu_ptr + ahead + s * H, mask=s < left, other=1.0),)
+        if HAS_ALPHA:
+            alphas = alphas + (power(tl.load(log_alpha_ptr + ahead + s * H, mask=s < left, other=0.0), FAST),)
+        else:
+            alphas = alphas + (1.0,)
+    return alphas, mus
+
+
+@triton.jit
+def step(kappa, grown, alpha, mu, own, there):
+    """A row of kappa and of the products from the rows before; ``own`` is the token's column, and only a token adds."""
+    grown = tl.where(own, 1.0, mu * grown)
+    return alpha * kappa + tl.where(there, grown, 0.0), grown
 
 
 @triton.jit
@@ -63,47 +70,66 @@ def forward_kernel(
 ):  # fmt: skip
     """kappa, sigma and the products of mu from each token, and from the start, to the chunk's end."""
     number, head = chunk_and_head(H)
-    t = tl.arange(0, C)
-    _, token, there = place(number, row_ptr, first_ptr, length_ptr, chunk_ptr, t, C)
-    log_alpha, mu = gates_of(log_alpha_ptr, mu_ptr, token, head, there, H, HAS_ALPHA)
-    past, products = matrices(log_alpha, mu, there, t)
-    grown = tl.cumprod(mu, 0)
-    at = number * H + head
-    tl.store(kappa_ptr + at * C * C + t[:, None] * C + t[None, :], tl.dot(past, products, input_precision=PRECISION))
-    tl.store(sigma_ptr + at * C + t, tl.sum(past * grown[None, :], 1))
-    last = (t == C - 1)[:, None]
-    tl.store(grown_ptr + at * C + t, tl.sum(tl.where(last, products, 0.0), 0))
-    tl.store(grown_end_ptr + at, tl.sum(tl.where(t == C - 1, grown, 0.0), 0))
+    first, count = stretch(row_ptr, first_ptr, length_ptr, chunk_ptr, number, C)
+    i, at, own = tl.arange(0, C), number * H + head, first * H + head
+    kappa, grown = tl.zeros([C], dtype=tl.float32), tl.zeros([C], dtype=tl.float32)
+    mu_1 = tl.load(mu_ptr + own)
+    for begin in range(0, C, GROUP):
+        ahead = own + begin * H
+        alphas, mus = gates(log_alpha_ptr, mu_ptr, ahead, count - begin, H, GROUP, HAS_ALPHA)
+        for s in tl.static_range(GROUP):
+            kappa, grown = step(kappa, grown, alphas[s], mus[s], i - begin == s, s < count - begin)
+            tl.store(kappa_ptr + (at * C + begin + s) * C + i, kappa)
+            tl.store(sigma_ptr + (at * C + begin + s) + i, mu_1 * kappa, mask=i == 0)
+    tl.store(grown_ptr + at * C + i, grown)
+    tl.store(grown_end_ptr + at + i, mu_1 * grown, mask=i == 0)
+
+
+@triton.jit
+def products(after, i, t):
+    """mu_(i+1)...mu_t for every i <= t, zeros after it, where ``after`` holds mu_(i+1)."""
+    return tl.where(i <= t, tl.cumprod(tl.where(i < t, after, 1.0), 0, reverse=True), 0.0)
 
 
 @triton.jit
 def backward_kernel(
-    log_alpha_ptr, mu_ptr, dkappa_ptr, dsigma_ptr, dgrown_ptr, dgrown_end_ptr, dlog_ptr, dmu_ptr,
+    log_alpha_ptr, mu_ptr, kappa_ptr, dkappa_ptr, dsigma_ptr, dgrown_ptr, dgrown_end_ptr, dlog_ptr, dmu_ptr,
     first_ptr, length_ptr, chunk_ptr, row_ptr, H: tl.constexpr, C: tl.constexpr, HAS_ALPHA: tl.constexpr,
 ):  # fmt: skip
-    """The gradients of log alpha and mu."""
+    """The gradients of log alpha and mu, from a chunk's last token to its first."""
     number, head = chunk_and_head(H)
-    t = tl.arange(0, C)
-    _, token, there = place(number, row_ptr, first_ptr, length_ptr, chunk_ptr, t, C)
-    log_alpha, mu = gates_of(log_alpha_ptr, mu_ptr, token, head, there, H, HAS_ALPHA)
-    past, products = matrices(log_alpha, mu, there, t)
-    grown = tl.cumprod(mu, 0)
-    at = number * H + head
-    dkappa = tl.load(dkappa_ptr + at * C * C + t[:, None] * C + t[None, :])
-    dsigma = tl.load(dsigma_ptr + at * C + t)
-    dproducts = tl.dot(tl.trans(past), dkappa, input_precision=PRECISION)
-    dproducts += tl.where((t == C - 1)[:, None], tl.load(dgrown_ptr + at * C + t)[None, :], 0.0)
-    moved = dproducts * products
-    dgrown = tl.sum(past * dsigma[:, None], 0) + tl.where(t == C - 1, tl.load(dgrown_end_ptr + at), 0.0)
-    # only what spans m is added up: beside a momentum near 0 the others would leave their rounding
-    spans = tl.sum(tl.where(t[:, None] > t[None, :], tl.cumsum(moved, 0, reverse=True), 0.0), 1)
-    dmu = (spans + tl.cumsum(dgrown * grown, 0, reverse=True)) / mu
-    tl.store(dmu_ptr + token * H + head, dmu, mask=there)
+    first, count = stretch(row_ptr, first_ptr, length_ptr, chunk_ptr, number, C)
+    i, at, own = tl.arange(0, C), number * H + head, first * H + head
+    after = tl.load(mu_ptr + own + (i + 1) * H, mask=i + 1 < count, other=1.0)
+    # sigma is mu_1 times the first column
+    mu_1, dgrown_end = tl.where(i == 0, tl.load(mu_ptr + own), 0.0), tl.load(dgrown_end_ptr + at)
+    dmu_1 = dgrown_end * products(after, i, C - 1)
+    dkappa, dgrown = tl.zeros([C], dtype=tl.float32), tl.load(dgrown_ptr + at * C + i) + mu_1 * dgrown_end
+    dlog, dmu = tl.zeros([C], dtype=tl.float32), tl.zeros([C], dtype=tl.float32)
+    for back in range(BACK, C + 1, BACK):
+        begin = C - back
+        ahead, row, here, left = own + begin * H, at * C + begin, i - begin, count - begin
+        alphas, mus = gates(log_alpha_ptr, mu_ptr, ahead, left, H, BACK, HAS_ALPHA)
+        outer, dsigmas = (), ()
+        for s in tl.static_range(BACK):
+            outer = outer + (tl.load(dkappa_ptr + (row + s) * C + i, mask=i < begin + BACK, other=0.0),)
+            dsigmas = dsigmas + (tl.load(dsigma_ptr + row + s),)
+        kappas = (tl.load(kappa_ptr + (row - 1) * C + i, mask=i < begin, other=0.0),)
+        growns = (products(after, i, begin - 1),)
+        for s in tl.static_range(BACK):
+            kappa, grown = step(kappas[s], growns[s], alphas[s], mus[s], here == s, s < left)
+            kappas, growns = kappas + (kappa,), growns + (grown,)
+            dmu_1 += dsigmas[s] * kappa
+        for s in tl.static_range(BACK - 1, -1, -1):
+            dkappa += outer[s] + mu_1 * dsigmas[s]
+            dgrown += tl.where(s < left, dkappa, 0.0)
+            dmu = tl.where(here == s, tl.sum(dgrown * growns[s], 0), dmu)
+            if HAS_ALPHA:
+                dlog = tl.where(here == s, alphas[s] * tl.sum(dkappa * kappas[s], 0), dlog)
+            dkappa, dgrown = alphas[s] * dkappa, mus[s] * dgrown
+    tl.store(dmu_ptr + own + i * H, tl.where(i == 0, dmu_1, dmu), mask=i < count)
     if HAS_ALPHA:
-        dpast = tl.dot(dkappa, tl.trans(products), input_precision=PRECISION) + dsigma[:, None] * grown[None, :]
-        kept = dpast * past
-        late = tl.sum(kept, 1) - tl.sum(kept, 0)
-        tl.store(dlog_ptr + token * H + head, tl.cumsum(late, 0, reverse=True), mask=there)
+        tl.store(dlog_ptr + own + i * H, dlog, mask=i < count)
 
 
 @torch.library.custom_op("miras::momentum_factors", mutates_args=())
@@ -114,7 +140,7 @@ def momentum_factors(
     made = _room(mu, row, size)
     heads = mu.shape[1]
     forward_kernel[(len(row) * heads,)](
-        log_alpha, mu, *made, first, length, chunk, row, heads, size, HAS_ALPHA=log_alpha is not None, num_warps=4
+        log_alpha, mu, *made, first, length, chunk, row, heads, size, HAS_ALPHA=log_alpha is not None, num_warps=max(1, size // 32)
     )
     return made
 
@@ -138,13 +164,15 @@ def momentum_factors_backward(
     chunk: Tensor,
     row: Tensor,
     size: int,
+    kappa: Tensor,
     outer: list[Tensor],
 ) -> list[Tensor]:
     """The gradients of log alpha, empty where there is none, and mu."""
     dmu, dlog = torch.empty_like(mu), torch.empty_like(mu) if log_alpha is not None else mu.new_empty(0)
     heads = mu.shape[1]
     backward_kernel[(len(row) * heads,)](
-        log_alpha, mu, *outer, dlog, dmu, first, length, chunk, row, heads, size, HAS_ALPHA=log_alpha is not None, num_warps=8
+        log_alpha, mu, kappa, *outer, dlog, dmu, first, length, chunk, row, heads, size,
+        HAS_ALPHA=log_alpha is not None, num_warps=1,
     )
     return [dlog, dmu]
 
@@ -155,13 +183,14 @@ def _(log_alpha, mu, *rest):
 
 
 def _remember(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
-    ctx.save_for_backward(*inputs[:6])
+    ctx.save_for_backward(*inputs[:6], output[0])
     ctx.size = inputs[6]
 
 
 def _backward(ctx: Any, outer: list[Tensor]) -> tuple[Tensor | None, ...]:
-    dlog, dmu = momentum_factors_backward(*ctx.saved_tensors, ctx.size, [x.contiguous() for x in outer])
-    return (None if ctx.saved_tensors[0] is None else dlog, dmu, *[None] * 5)
+    *given, kappa = ctx.saved_tensors
+    dlog, dmu = momentum_factors_backward(*given, ctx.size, kappa, [x.contiguous() for x in outer])
+    return (None if given[0] is None else dlog, dmu, *[None] * 5)
 
 
 momentum_factors.register_autograd(_backward, setup_context=_remember)
