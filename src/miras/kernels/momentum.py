@@ -6,15 +6,25 @@ Inside a chunk, with L the cumulative log decay, S the momentum at the chunk's s
     W_t = alpha_t W_(t-1) + S_t                    = b_t W + sigma_t S - sum_{i<=t} kappa(t,i) f_i,
     kappa(t,i) = sum_{i<=j<=t} exp(L_t - L_j) mu_(i+1)...mu_j,   sigma_t = sum_{j<=t} exp(L_t - L_j) mu_1...mu_j,
 
-so kappa = A P with A[t,j] = exp(L_t - L_j) and P[j,i] = mu_(i+1)...mu_j. Backwards, X = dA * A gives dL_t = sum_j X[t,j] - sum_s X[s,t], and
-Y = dP * P gives each mu_m the sum of Y over all (j,i) with i < m <= j, over mu_m. The other kernels take kappa, sigma and the products
-to the chunk's end, one number a head each. b_t they make themselves.
+and sigma_t = mu_1 kappa(t,1). With m(t,i) = mu_(i+1)...mu_t all are made row by row, one warp a program and two columns i a lane:
 
-N chunks, C tokens of a chunk, T tokens of all sequences, H heads
+    m(t,i) = mu_t m(t-1,i),   m(i,i) = 1,       kappa(t,i) = alpha_t kappa(t-1,i) + m(t,i).
+
+Backwards, from the last row to the first, K and M being what row t of kappa and of m owe, later rows included,
+
+    K_t(i) = dkappa(t,i) + alpha_(t+1) K_(t+1)(i),              M_t(i) = K_t(i) + mu_(t+1) M_(t+1)(i),
+    dlog alpha_t = alpha_t sum_i K_t(i) kappa(t-1,i),           dmu_t = sum_i M_t(i) m(t-1,i),
+
+with no difference of logarithms and no division, so a momentum of 0 and a total erasure are numbers like any other. The rows
+before are needed last to first: eight of them at a time are made again, in registers, from the row of kappa before them and one scan
+for the products. The other kernels take kappa, sigma and the products to the chunk's end, one number a head each. b_t they make themselves.
+
+N chunks, C tokens of a chunk, T tokens of all sequences, H heads; GROUP tokens loaded at once
 """
 
-# ruff: noqa: ANN001, ANN002, ANN201, ANN202
-# mypy: disable-error-code="no-untyped-def,misc"
+# Triton has no iterable unpacking
+# ruff: noqa: ANN001, ANN002, ANN201, ANN202, RUF005
+# mypy: disable-error-code="no-untyped-def,misc,assignment"
 from __future__ import annotations
 
 from typing import Any
@@ -28,11 +38,11 @@ from .arguments import Rows
 from .launch import INTERPRETED
 from .tiles import chunk_and_head, power
 
+# the hardware's own exponential, which is as good as float32
 FAST = tl.constexpr(not INTERPRETED)
-# tokens whose gates and rows are loaded before any of them is used, to have many loads in flight
-GROUP = tl.constexpr(16)
-# and on the way back, where the factors before each of them stay in registers
-BACK = tl.constexpr(8)
+# tokens whose gates are loaded before any of them is used, to have many loads in flight; on the way back
+# their rows of kappa, of the products and of dkappa are in registers
+GROUP, BACK_GROUP = 16, 8
 
 
 @triton.jit
@@ -44,10 +54,10 @@ def stretch(row_ptr, first_ptr, length_ptr, chunk_ptr, number, C: tl.constexpr):
 
 
 @triton.jit
-def gates(log_alpha_ptr, mu_ptr, ahead, left, H: tl.constexpr, STEPS: tl.constexpr, HAS_ALPHA: tl.constexpr):
+def gates(log_alpha_ptr, mu_ptr, ahead, left, H: tl.constexpr, HAS_ALPHA: tl.constexpr, GROUP: tl.constexpr):
     """alpha and mu of a group's slots, of which ``left`` have a token; one without keeps everything."""
     alphas, mus = (), ()
-    for s in tl.static_range(STEPS):
+    for s in tl.static_range(GROUP):
         mus = mus + (tl.load(mu_ptr + ahead + s * H, mask=s < left, other=1.0),)
         if HAS_ALPHA:
             alphas = alphas + (power(tl.load(log_alpha_ptr + ahead + s * H, mask=s < left, other=0.0), FAST),)
@@ -66,23 +76,25 @@ def step(kappa, grown, alpha, mu, own, there):
 @triton.jit
 def forward_kernel(
     log_alpha_ptr, mu_ptr, kappa_ptr, sigma_ptr, grown_ptr, grown_end_ptr, first_ptr, length_ptr, chunk_ptr, row_ptr,
-    H: tl.constexpr, C: tl.constexpr, HAS_ALPHA: tl.constexpr,
+    H: tl.constexpr, C: tl.constexpr, HAS_ALPHA: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
     """kappa, sigma and the products of mu from each token, and from the start, to the chunk's end."""
     number, head = chunk_and_head(H)
     first, count = stretch(row_ptr, first_ptr, length_ptr, chunk_ptr, number, C)
     i, at, own = tl.arange(0, C), number * H + head, first * H + head
     kappa, grown = tl.zeros([C], dtype=tl.float32), tl.zeros([C], dtype=tl.float32)
-    mu_1 = tl.load(mu_ptr + own)
-    for begin in range(0, C, GROUP):
-        ahead = own + begin * H
-        alphas, mus = gates(log_alpha_ptr, mu_ptr, ahead, count - begin, H, GROUP, HAS_ALPHA)
+    sigma, grown_end = 0.0, 1.0
+    # without a loop every column and row is a constant, and the rows' layout that of their stores
+    for begin in tl.static_range(0, C, GROUP):
+        alphas, mus = gates(log_alpha_ptr, mu_ptr, own + begin * H, count - begin, H, HAS_ALPHA, GROUP)
         for s in tl.static_range(GROUP):
-            kappa, grown = step(kappa, grown, alphas[s], mus[s], i - begin == s, s < count - begin)
+            there = begin + s < count
+            kappa, grown = step(kappa, grown, alphas[s], mus[s], i == begin + s, there)
+            sigma, grown_end = step(sigma, grown_end, alphas[s], mus[s], False, there)
             tl.store(kappa_ptr + (at * C + begin + s) * C + i, kappa)
-            tl.store(sigma_ptr + (at * C + begin + s) + i, mu_1 * kappa, mask=i == 0)
+            tl.store(sigma_ptr + at * C + begin + s, sigma)
     tl.store(grown_ptr + at * C + i, grown)
-    tl.store(grown_end_ptr + at + i, mu_1 * grown, mask=i == 0)
+    tl.store(grown_end_ptr + at, grown_end)
 
 
 @triton.jit
@@ -94,33 +106,34 @@ def products(after, i, t):
 @triton.jit
 def backward_kernel(
     log_alpha_ptr, mu_ptr, kappa_ptr, dkappa_ptr, dsigma_ptr, dgrown_ptr, dgrown_end_ptr, dlog_ptr, dmu_ptr,
-    first_ptr, length_ptr, chunk_ptr, row_ptr, H: tl.constexpr, C: tl.constexpr, HAS_ALPHA: tl.constexpr,
+    first_ptr, length_ptr, chunk_ptr, row_ptr, H: tl.constexpr, C: tl.constexpr, HAS_ALPHA: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
     """The gradients of log alpha and mu, from a chunk's last token to its first."""
     number, head = chunk_and_head(H)
     first, count = stretch(row_ptr, first_ptr, length_ptr, chunk_ptr, number, C)
     i, at, own = tl.arange(0, C), number * H + head, first * H + head
     after = tl.load(mu_ptr + own + (i + 1) * H, mask=i + 1 < count, other=1.0)
-    # sigma is mu_1 times the first column
+    # sigma is mu_1 times the first column, and the product from the start mu_1 times the first product
     mu_1, dgrown_end = tl.where(i == 0, tl.load(mu_ptr + own), 0.0), tl.load(dgrown_end_ptr + at)
     dmu_1 = dgrown_end * products(after, i, C - 1)
     dkappa, dgrown = tl.zeros([C], dtype=tl.float32), tl.load(dgrown_ptr + at * C + i) + mu_1 * dgrown_end
     dlog, dmu = tl.zeros([C], dtype=tl.float32), tl.zeros([C], dtype=tl.float32)
-    for back in range(BACK, C + 1, BACK):
+    for back in range(GROUP, C + 1, GROUP):
         begin = C - back
         ahead, row, here, left = own + begin * H, at * C + begin, i - begin, count - begin
-        alphas, mus = gates(log_alpha_ptr, mu_ptr, ahead, left, H, BACK, HAS_ALPHA)
+        alphas, mus = gates(log_alpha_ptr, mu_ptr, ahead, left, H, HAS_ALPHA, GROUP)
         outer, dsigmas = (), ()
-        for s in tl.static_range(BACK):
-            outer = outer + (tl.load(dkappa_ptr + (row + s) * C + i, mask=i < begin + BACK, other=0.0),)
+        # whole columns of the group: what is right of the diagonal meets rows of zeros
+        for s in tl.static_range(GROUP):
+            outer = outer + (tl.load(dkappa_ptr + (row + s) * C + i, mask=i < begin + GROUP, other=0.0),)
             dsigmas = dsigmas + (tl.load(dsigma_ptr + row + s),)
         kappas = (tl.load(kappa_ptr + (row - 1) * C + i, mask=i < begin, other=0.0),)
         growns = (products(after, i, begin - 1),)
-        for s in tl.static_range(BACK):
+        for s in tl.static_range(GROUP):
             kappa, grown = step(kappas[s], growns[s], alphas[s], mus[s], here == s, s < left)
             kappas, growns = kappas + (kappa,), growns + (grown,)
             dmu_1 += dsigmas[s] * kappa
-        for s in tl.static_range(BACK - 1, -1, -1):
+        for s in tl.static_range(GROUP - 1, -1, -1):
             dkappa += outer[s] + mu_1 * dsigmas[s]
             dgrown += tl.where(s < left, dkappa, 0.0)
             dmu = tl.where(here == s, tl.sum(dgrown * growns[s], 0), dmu)
@@ -140,7 +153,7 @@ def momentum_factors(
     made = _room(mu, row, size)
     heads = mu.shape[1]
     forward_kernel[(len(row) * heads,)](
-        log_alpha, mu, *made, first, length, chunk, row, heads, size, HAS_ALPHA=log_alpha is not None, num_warps=max(1, size // 32)
+        log_alpha, mu, *made, first, length, chunk, row, heads, size, log_alpha is not None, min(GROUP, size), num_warps=1
     )
     return made
 
@@ -171,9 +184,9 @@ def momentum_factors_backward(
     dmu, dlog = torch.empty_like(mu), torch.empty_like(mu) if log_alpha is not None else mu.new_empty(0)
     heads = mu.shape[1]
     backward_kernel[(len(row) * heads,)](
-        log_alpha, mu, kappa, *outer, dlog, dmu, first, length, chunk, row, heads, size,
-        HAS_ALPHA=log_alpha is not None, num_warps=1,
-    )
+        log_alpha, mu, kappa, *outer, dlog, dmu, first, length, chunk, row, heads, size, log_alpha is not None,
+        min(BACK_GROUP, size), num_warps=1,
+    )  # fmt: skip
     return [dlog, dmu]
 
 
