@@ -22,8 +22,8 @@ for the products. The other kernels take kappa, sigma and the products to the ch
 N chunks, C tokens of a chunk, T tokens of all sequences, H heads; GROUP tokens loaded at once
 """
 
-# Triton has no iterable unpacking
-# ruff: noqa: ANN001, ANN002, ANN201, ANN202, RUF005
+# Triton has no iterable unpacking, and a branch is not a choice between two tuples
+# ruff: noqa: ANN001, ANN002, ANN201, ANN202, RUF005, SIM108
 # mypy: disable-error-code="no-untyped-def,misc,assignment"
 from __future__ import annotations
 
@@ -54,23 +54,48 @@ def stretch(row_ptr, first_ptr, length_ptr, chunk_ptr, number, C: tl.constexpr):
 
 
 @triton.jit
-def gates(log_alpha_ptr, mu_ptr, ahead, left, H: tl.constexpr, HAS_ALPHA: tl.constexpr, GROUP: tl.constexpr):
-    """alpha and mu of a group's slots, of which ``left`` have a token; one without keeps everything."""
-    alphas, mus = (), ()
+def loaded(ptr, left, other, H: tl.constexpr, GROUP: tl.constexpr, WHOLE: tl.constexpr):
+    """One number a slot, ``other`` where there is no token."""
+    found = ()
     for s in tl.static_range(GROUP):
-        mus = mus + (tl.load(mu_ptr + ahead + s * H, mask=s < left, other=1.0),)
-        if HAS_ALPHA:
-            alphas = alphas + (power(tl.load(log_alpha_ptr + ahead + s * H, mask=s < left, other=0.0), FAST),)
+        if WHOLE:
+            found = found + (tl.load(ptr + s * H),)
         else:
-            alphas = alphas + (1.0,)
-    return alphas, mus
+            found = found + (tl.load(ptr + s * H, mask=s < left, other=other),)
+    return found
 
 
 @triton.jit
-def step(kappa, grown, alpha, mu, own, there):
-    """A row of kappa and of the products from the rows before; ``own`` is the token's column, and only a token adds."""
+def slots(ptr, left, other, H: tl.constexpr, GROUP: tl.constexpr):
+    """The same; a group full of tokens has no masks, whose predicates are few and would have loads wait for each other."""
+    if left >= GROUP:
+        found = loaded(ptr, left, other, H, GROUP, True)
+    else:
+        found = loaded(ptr, left, other, H, GROUP, False)
+    return found
+
+
+@triton.jit
+def gates(log_alpha_ptr, mu_ptr, ahead, left, H: tl.constexpr, HAS_ALPHA: tl.constexpr, GROUP: tl.constexpr):
+    """alpha and mu of a group's slots and 1 for each of the ``left`` that have a token; one without keeps everything and adds 0."""
+    alphas, adds = (), ()
+    mus = slots(mu_ptr + ahead, left, 1.0, H, GROUP)
+    if HAS_ALPHA:
+        logs = slots(log_alpha_ptr + ahead, left, 0.0, H, GROUP)
+    for s in tl.static_range(GROUP):
+        if HAS_ALPHA:
+            alphas = alphas + (power(logs[s], FAST),)
+        else:
+            alphas = alphas + (1.0,)
+        adds = adds + (tl.where(s < left, 1.0, 0.0),)
+    return alphas, mus, adds
+
+
+@triton.jit
+def step(kappa, grown, alpha, mu, own, adds):
+    """A row of kappa and of the products from the rows before; ``own`` is the token's column."""
     grown = tl.where(own, 1.0, mu * grown)
-    return alpha * kappa + tl.where(there, grown, 0.0), grown
+    return alpha * kappa + adds * grown, grown
 
 
 @triton.jit
@@ -86,11 +111,10 @@ def forward_kernel(
     sigma, grown_end = 0.0, 1.0
     # without a loop every column and row is a constant, and the rows' layout that of their stores
     for begin in tl.static_range(0, C, GROUP):
-        alphas, mus = gates(log_alpha_ptr, mu_ptr, own + begin * H, count - begin, H, HAS_ALPHA, GROUP)
+        alphas, mus, adds = gates(log_alpha_ptr, mu_ptr, own + begin * H, count - begin, H, HAS_ALPHA, GROUP)
         for s in tl.static_range(GROUP):
-            there = begin + s < count
-            kappa, grown = step(kappa, grown, alphas[s], mus[s], i == begin + s, there)
-            sigma, grown_end = step(sigma, grown_end, alphas[s], mus[s], False, there)
+            kappa, grown = step(kappa, grown, alphas[s], mus[s], i == begin + s, adds[s])
+            sigma, grown_end = step(sigma, grown_end, alphas[s], mus[s], False, adds[s])
             tl.store(kappa_ptr + (at * C + begin + s) * C + i, kappa)
             tl.store(sigma_ptr + at * C + begin + s, sigma)
     tl.store(grown_ptr + at * C + i, grown)
@@ -121,21 +145,21 @@ def backward_kernel(
     for back in range(GROUP, C + 1, GROUP):
         begin = C - back
         ahead, row, here, left = own + begin * H, at * C + begin, i - begin, count - begin
-        alphas, mus = gates(log_alpha_ptr, mu_ptr, ahead, left, H, HAS_ALPHA, GROUP)
         outer, dsigmas = (), ()
         # whole columns of the group: what is right of the diagonal meets rows of zeros
         for s in tl.static_range(GROUP):
             outer = outer + (tl.load(dkappa_ptr + (row + s) * C + i, mask=i < begin + GROUP, other=0.0),)
             dsigmas = dsigmas + (tl.load(dsigma_ptr + row + s),)
         kappas = (tl.load(kappa_ptr + (row - 1) * C + i, mask=i < begin, other=0.0),)
+        alphas, mus, adds = gates(log_alpha_ptr, mu_ptr, ahead, left, H, HAS_ALPHA, GROUP)
         growns = (products(after, i, begin - 1),)
         for s in tl.static_range(GROUP):
-            kappa, grown = step(kappas[s], growns[s], alphas[s], mus[s], here == s, s < left)
+            kappa, grown = step(kappas[s], growns[s], alphas[s], mus[s], here == s, adds[s])
             kappas, growns = kappas + (kappa,), growns + (grown,)
             dmu_1 += dsigmas[s] * kappa
         for s in tl.static_range(GROUP - 1, -1, -1):
             dkappa += outer[s] + mu_1 * dsigmas[s]
-            dgrown += tl.where(s < left, dkappa, 0.0)
+            dgrown += adds[s] * dkappa
             dmu = tl.where(here == s, tl.sum(dgrown * growns[s], 0), dmu)
             if HAS_ALPHA:
                 dlog = tl.where(here == s, alphas[s] * tl.sum(dkappa * kappas[s], 0), dlog)
