@@ -43,19 +43,14 @@ def one(size, place):
     return torch.eye(size, dtype=torch.float64)[place]
 
 
-@pytest.mark.parametrize("decays", [True, False])
-def test_factors_and_their_gradients(decays):
-    lengths, size, heads = [16, 0, 21, 3], 16, 2
+def compare(lengths, size, log_alpha, mu, decays=True):
+    """Values and gradients of every head, under random gradients of all factors."""
     rows = Rows.of(lengths, size, CPU)
-    tokens = sum(lengths)
-    mu = torch.rand(tokens, heads, 1)
-    mu[3] = 0
-    log_alpha = -0.3 * torch.rand(tokens, heads, 1)
     given = [x.requires_grad_() for x in ([log_alpha, mu] if decays else [mu])]
     made = factors(rows, size, log_alpha if decays else None, mu)
     marks = [torch.randn(x.shape, generator=torch.Generator().manual_seed(i)) for i, x in enumerate(made)]
     grads = torch.autograd.grad(sum((x * mark).sum() for x, mark in zip(made, marks, strict=True)), given)
-    for head in range(heads):
+    for head in range(mu.shape[1]):
         exact = [x.detach()[:, head, 0].double().requires_grad_() for x in given]
         want = summed(lengths, size, exact[0] if decays else None, exact[-1])
         for x, y in zip(made, want, strict=True):
@@ -63,6 +58,23 @@ def test_factors_and_their_gradients(decays):
         loss = sum((x * mark[:, head].double()).sum() for x, mark in zip(want, marks, strict=True))
         for x, y in zip(grads, torch.autograd.grad(loss, exact), strict=True):
             assert torch.allclose(x[:, head, 0].double(), y, atol=2e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("decays", [True, False])
+def test_factors_and_their_gradients(decays):
+    lengths = [16, 0, 21, 3]
+    mu = torch.rand(sum(lengths), 2, 1)
+    mu[3] = 0
+    compare(lengths, 16, -0.3 * torch.rand(sum(lengths), 2, 1), mu, decays)
+
+
+@pytest.mark.parametrize("size", [4, 32])
+def test_gates_at_their_ends(size):
+    """Momenta of 0, one after the other, next to 0 and of 1; total erasures; in more than one group of tokens and in less."""
+    log_alpha, mu = -0.3 * torch.rand(27, 1, 1), torch.rand(27, 1, 1)
+    mu[[2, 6, 7, 8, 20]], mu[[5, 21]], mu[[9, 12, 26]] = 0.0, 1e-20, 1.0
+    log_alpha[[0, 8, 13, 14, 23]], log_alpha[[4, 17]] = -torch.inf, 0.0
+    compare([27], size, log_alpha, mu)
 
 
 def test_the_operators_register_what_compilers_ask_for():

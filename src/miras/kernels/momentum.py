@@ -6,15 +6,25 @@ Inside a chunk, with L the cumulative log decay, S the momentum at the chunk's s
     W_t = alpha_t W_(t-1) + S_t                    = b_t W + sigma_t S - sum_{i<=t} kappa(t,i) f_i,
     kappa(t,i) = sum_{i<=j<=t} exp(L_t - L_j) mu_(i+1)...mu_j,   sigma_t = sum_{j<=t} exp(L_t - L_j) mu_1...mu_j,
 
-so kappa = A P with A[t,j] = exp(L_t - L_j) and P[j,i] = mu_(i+1)...mu_j. Backwards, X = dA * A gives dL_t = sum_j X[t,j] - sum_s X[s,t], and
-Y = dP * P gives each mu_m the sum of Y over all (j,i) with i < m <= j, over mu_m. The other kernels take kappa, sigma and the products
-to the chunk's end, one number a head each. b_t they make themselves.
+and sigma_t = mu_1 kappa(t,1). With m(t,i) = mu_(i+1)...mu_t all are made row by row, one warp a program and two columns i a lane:
 
-N chunks, C tokens of a chunk, T tokens of all sequences, H heads
+    m(t,i) = mu_t m(t-1,i),   m(i,i) = 1,       kappa(t,i) = alpha_t kappa(t-1,i) + m(t,i).
+
+Backwards, from the last row to the first, K and M being what row t of kappa and of m owe, later rows included,
+
+    K_t(i) = dkappa(t,i) + alpha_(t+1) K_(t+1)(i),              M_t(i) = K_t(i) + mu_(t+1) M_(t+1)(i),
+    dlog alpha_t = alpha_t sum_i K_t(i) kappa(t-1,i),           dmu_t = sum_i M_t(i) m(t-1,i),
+
+with no difference of logarithms and no division, so a momentum of 0 and a total erasure are numbers like any other. The rows
+before are needed last to first: eight of them at a time are made again, in registers, from the row of kappa before them and one scan
+for the products. The other kernels take kappa, sigma and the products to the chunk's end, one number a head each. b_t they make themselves.
+
+N chunks, C tokens of a chunk, T tokens of all sequences, H heads; GROUP tokens loaded at once
 """
 
-# ruff: noqa: ANN001, ANN002, ANN201, ANN202
-# mypy: disable-error-code="no-untyped-def,misc"
+# Triton has no iterable unpacking, and a branch is not a choice between two tuples
+# ruff: noqa: ANN001, ANN002, ANN201, ANN202, RUF005, SIM108
+# mypy: disable-error-code="no-untyped-def,misc,assignment"
 from __future__ import annotations
 
 from typing import Any
@@ -26,82 +36,137 @@ from torch import Tensor
 
 from .arguments import Rows
 from .launch import INTERPRETED
-from .tiles import LOWEST, chunk_and_head, place
+from .tiles import chunk_and_head, power
 
-# a momentum of 0 has the derivative of one that is next to it
-LEAST = tl.constexpr(1e-12)
-# three products of rounded numbers are as good as one in float32, and the matrix units do them
-PRECISION = tl.constexpr("ieee" if INTERPRETED else "tf32x3")
+# the hardware's own exponential, which is as good as float32
+FAST = tl.constexpr(not INTERPRETED)
+# tokens whose gates are loaded before any of them is used, to have many loads in flight; on the way back
+# their rows of kappa, of the products and of dkappa are in registers
+GROUP, BACK_GROUP = 16, 8
 
 
 @triton.jit
-def gates_of(log_alpha_ptr, mu_ptr, token, head, there, H: tl.constexpr, HAS_ALPHA: tl.constexpr):
-    """log alpha and mu of a chunk's tokens; slots without a token keep everything: mu = 1, log alpha = 0."""
-    mu = tl.maximum(tl.load(mu_ptr + token * H + head, mask=there, other=1.0), LEAST)
-    log_alpha = mu * 0
+def stretch(row_ptr, first_ptr, length_ptr, chunk_ptr, number, C: tl.constexpr):
+    """The first token of chunk ``number`` and how many of its slots have one."""
+    row = tl.load(row_ptr + number)
+    before = (number - tl.load(chunk_ptr + row)) * C
+    return tl.load(first_ptr + row) + before, tl.minimum(tl.load(length_ptr + row) - before, C).to(tl.int32)
+
+
+@triton.jit
+def loaded(ptr, left, other, H: tl.constexpr, GROUP: tl.constexpr, WHOLE: tl.constexpr):
+    """One number a slot, ``other`` where there is no token."""
+    found = ()
+    for s in tl.static_range(GROUP):
+        if WHOLE:
+            found = found + (tl.load(ptr + s * H),)
+        else:
+            found = found + (tl.load(ptr + s * H, mask=s < left, other=other),)
+    return found
+
+
+@triton.jit
+def slots(ptr, left, other, H: tl.constexpr, GROUP: tl.constexpr):
+    """The same; a group full of tokens has no masks, whose predicates are few and would have loads wait for each other."""
+    if left >= GROUP:
+        found = loaded(ptr, left, other, H, GROUP, True)
+    else:
+        found = loaded(ptr, left, other, H, GROUP, False)
+    return found
+
+
+@triton.jit
+def gates(log_alpha_ptr, mu_ptr, ahead, left, H: tl.constexpr, HAS_ALPHA: tl.constexpr, GROUP: tl.constexpr):
+    """alpha and mu of a group's slots and 1 for each of the ``left`` that have a token; one without keeps everything and adds 0."""
+    alphas, adds = (), ()
+    mus = slots(mu_ptr + ahead, left, 1.0, H, GROUP)
     if HAS_ALPHA:
-        log_alpha = tl.maximum(tl.load(log_alpha_ptr + token * H + head, mask=there, other=0.0), LOWEST)
-    return log_alpha, mu
+        logs = slots(log_alpha_ptr + ahead, left, 0.0, H, GROUP)
+    for s in tl.static_range(GROUP):
+        if HAS_ALPHA:
+            alphas = alphas + (power(logs[s], FAST),)
+        else:
+            alphas = alphas + (1.0,)
+        adds = adds + (tl.where(s < left, 1.0, 0.0),)
+    return alphas, mus, adds
 
 
 @triton.jit
-def matrices(log_alpha, mu, there, t):
-    """A[t,j] = exp(L_t - L_j) and P[j,i] = mu_(i+1)...mu_j, both lower triangular; A is 0 where j has no token."""
-    total = tl.cumsum(log_alpha, 0)
-    seen = t[:, None] >= t[None, :]
-    past = tl.where(seen & there[None, :], tl.exp(tl.where(seen, total[:, None] - total[None, :], 0.0)), 0.0)
-    products = tl.cumprod(tl.where(t[:, None] > t[None, :], mu[:, None], 1.0), 0)
-    return past, tl.where(seen, products, 0.0)
+def step(kappa, grown, alpha, mu, own, adds):
+    """A row of kappa and of the products from the rows before; ``own`` is the token's column."""
+    grown = tl.where(own, 1.0, mu * grown)
+    return alpha * kappa + adds * grown, grown
 
 
 @triton.jit
 def forward_kernel(
     log_alpha_ptr, mu_ptr, kappa_ptr, sigma_ptr, grown_ptr, grown_end_ptr, first_ptr, length_ptr, chunk_ptr, row_ptr,
-    H: tl.constexpr, C: tl.constexpr, HAS_ALPHA: tl.constexpr,
+    H: tl.constexpr, C: tl.constexpr, HAS_ALPHA: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
     """kappa, sigma and the products of mu from each token, and from the start, to the chunk's end."""
     number, head = chunk_and_head(H)
-    t = tl.arange(0, C)
-    _, token, there = place(number, row_ptr, first_ptr, length_ptr, chunk_ptr, t, C)
-    log_alpha, mu = gates_of(log_alpha_ptr, mu_ptr, token, head, there, H, HAS_ALPHA)
-    past, products = matrices(log_alpha, mu, there, t)
-    grown = tl.cumprod(mu, 0)
-    at = number * H + head
-    tl.store(kappa_ptr + at * C * C + t[:, None] * C + t[None, :], tl.dot(past, products, input_precision=PRECISION))
-    tl.store(sigma_ptr + at * C + t, tl.sum(past * grown[None, :], 1))
-    last = (t == C - 1)[:, None]
-    tl.store(grown_ptr + at * C + t, tl.sum(tl.where(last, products, 0.0), 0))
-    tl.store(grown_end_ptr + at, tl.sum(tl.where(t == C - 1, grown, 0.0), 0))
+    first, count = stretch(row_ptr, first_ptr, length_ptr, chunk_ptr, number, C)
+    i, at, own = tl.arange(0, C), number * H + head, first * H + head
+    kappa, grown = tl.zeros([C], dtype=tl.float32), tl.zeros([C], dtype=tl.float32)
+    sigma, grown_end = 0.0, 1.0
+    # without a loop every column and row is a constant, and the rows' layout that of their stores
+    for begin in tl.static_range(0, C, GROUP):
+        alphas, mus, adds = gates(log_alpha_ptr, mu_ptr, own + begin * H, count - begin, H, HAS_ALPHA, GROUP)
+        for s in tl.static_range(GROUP):
+            kappa, grown = step(kappa, grown, alphas[s], mus[s], i == begin + s, adds[s])
+            sigma, grown_end = step(sigma, grown_end, alphas[s], mus[s], False, adds[s])
+            tl.store(kappa_ptr + (at * C + begin + s) * C + i, kappa)
+            tl.store(sigma_ptr + at * C + begin + s, sigma)
+    tl.store(grown_ptr + at * C + i, grown)
+    tl.store(grown_end_ptr + at, grown_end)
+
+
+@triton.jit
+def products(after, i, t):
+    """mu_(i+1)...mu_t for every i <= t, zeros after it, where ``after`` holds mu_(i+1)."""
+    return tl.where(i <= t, tl.cumprod(tl.where(i < t, after, 1.0), 0, reverse=True), 0.0)
 
 
 @triton.jit
 def backward_kernel(
-    log_alpha_ptr, mu_ptr, dkappa_ptr, dsigma_ptr, dgrown_ptr, dgrown_end_ptr, dlog_ptr, dmu_ptr,
-    first_ptr, length_ptr, chunk_ptr, row_ptr, H: tl.constexpr, C: tl.constexpr, HAS_ALPHA: tl.constexpr,
+    log_alpha_ptr, mu_ptr, kappa_ptr, dkappa_ptr, dsigma_ptr, dgrown_ptr, dgrown_end_ptr, dlog_ptr, dmu_ptr,
+    first_ptr, length_ptr, chunk_ptr, row_ptr, H: tl.constexpr, C: tl.constexpr, HAS_ALPHA: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
-    """The gradients of log alpha and mu."""
+    """The gradients of log alpha and mu, from a chunk's last token to its first."""
     number, head = chunk_and_head(H)
-    t = tl.arange(0, C)
-    _, token, there = place(number, row_ptr, first_ptr, length_ptr, chunk_ptr, t, C)
-    log_alpha, mu = gates_of(log_alpha_ptr, mu_ptr, token, head, there, H, HAS_ALPHA)
-    past, products = matrices(log_alpha, mu, there, t)
-    grown = tl.cumprod(mu, 0)
-    at = number * H + head
-    dkappa = tl.load(dkappa_ptr + at * C * C + t[:, None] * C + t[None, :])
-    dsigma = tl.load(dsigma_ptr + at * C + t)
-    dproducts = tl.dot(tl.trans(past), dkappa, input_precision=PRECISION)
-    dproducts += tl.where((t == C - 1)[:, None], tl.load(dgrown_ptr + at * C + t)[None, :], 0.0)
-    moved = dproducts * products
-    dgrown = tl.sum(past * dsigma[:, None], 0) + tl.where(t == C - 1, tl.load(dgrown_end_ptr + at), 0.0)
-    # only what spans m is added up: beside a momentum near 0 the others would leave their rounding
-    spans = tl.sum(tl.where(t[:, None] > t[None, :], tl.cumsum(moved, 0, reverse=True), 0.0), 1)
-    dmu = (spans + tl.cumsum(dgrown * grown, 0, reverse=True)) / mu
-    tl.store(dmu_ptr + token * H + head, dmu, mask=there)
+    first, count = stretch(row_ptr, first_ptr, length_ptr, chunk_ptr, number, C)
+    i, at, own = tl.arange(0, C), number * H + head, first * H + head
+    after = tl.load(mu_ptr + own + (i + 1) * H, mask=i + 1 < count, other=1.0)
+    # sigma is mu_1 times the first column, and the product from the start mu_1 times the first product
+    mu_1, dgrown_end = tl.where(i == 0, tl.load(mu_ptr + own), 0.0), tl.load(dgrown_end_ptr + at)
+    dmu_1 = dgrown_end * products(after, i, C - 1)
+    dkappa, dgrown = tl.zeros([C], dtype=tl.float32), tl.load(dgrown_ptr + at * C + i) + mu_1 * dgrown_end
+    dlog, dmu = tl.zeros([C], dtype=tl.float32), tl.zeros([C], dtype=tl.float32)
+    for back in range(GROUP, C + 1, GROUP):
+        begin = C - back
+        ahead, row, here, left = own + begin * H, at * C + begin, i - begin, count - begin
+        outer, dsigmas = (), ()
+        # whole columns of the group: what is right of the diagonal meets rows of zeros
+        for s in tl.static_range(GROUP):
+            outer = outer + (tl.load(dkappa_ptr + (row + s) * C + i, mask=i < begin + GROUP, other=0.0),)
+            dsigmas = dsigmas + (tl.load(dsigma_ptr + row + s),)
+        kappas = (tl.load(kappa_ptr + (row - 1) * C + i, mask=i < begin, other=0.0),)
+        alphas, mus, adds = gates(log_alpha_ptr, mu_ptr, ahead, left, H, HAS_ALPHA, GROUP)
+        growns = (products(after, i, begin - 1),)
+        for s in tl.static_range(GROUP):
+            kappa, grown = step(kappas[s], growns[s], alphas[s], mus[s], here == s, adds[s])
+            kappas, growns = kappas + (kappa,), growns + (grown,)
+            dmu_1 += dsigmas[s] * kappa
+        for s in tl.static_range(GROUP - 1, -1, -1):
+            dkappa += outer[s] + mu_1 * dsigmas[s]
+            dgrown += adds[s] * dkappa
+            dmu = tl.where(here == s, tl.sum(dgrown * growns[s], 0), dmu)
+            if HAS_ALPHA:
+                dlog = tl.where(here == s, alphas[s] * tl.sum(dkappa * kappas[s], 0), dlog)
+            dkappa, dgrown = alphas[s] * dkappa, mus[s] * dgrown
+    tl.store(dmu_ptr + own + i * H, tl.where(i == 0, dmu_1, dmu), mask=i < count)
     if HAS_ALPHA:
-        dpast = tl.dot(dkappa, tl.trans(products), input_precision=PRECISION) + dsigma[:, None] * grown[None, :]
-        kept = dpast * past
-        late = tl.sum(kept, 1) - tl.sum(kept, 0)
-        tl.store(dlog_ptr + token * H + head, tl.cumsum(late, 0, reverse=True), mask=there)
+        tl.store(dlog_ptr + own + i * H, dlog, mask=i < count)
 
 
 @torch.library.custom_op("miras::momentum_factors", mutates_args=())
@@ -112,7 +177,7 @@ def momentum_factors(
     made = _room(mu, row, size)
     heads = mu.shape[1]
     forward_kernel[(len(row) * heads,)](
-        log_alpha, mu, *made, first, length, chunk, row, heads, size, HAS_ALPHA=log_alpha is not None, num_warps=4
+        log_alpha, mu, *made, first, length, chunk, row, heads, size, log_alpha is not None, min(GROUP, size), num_warps=1
     )
     return made
 
@@ -136,14 +201,16 @@ def momentum_factors_backward(
     chunk: Tensor,
     row: Tensor,
     size: int,
+    kappa: Tensor,
     outer: list[Tensor],
 ) -> list[Tensor]:
     """The gradients of log alpha, empty where there is none, and mu."""
     dmu, dlog = torch.empty_like(mu), torch.empty_like(mu) if log_alpha is not None else mu.new_empty(0)
     heads = mu.shape[1]
     backward_kernel[(len(row) * heads,)](
-        log_alpha, mu, *outer, dlog, dmu, first, length, chunk, row, heads, size, HAS_ALPHA=log_alpha is not None, num_warps=8
-    )
+        log_alpha, mu, kappa, *outer, dlog, dmu, first, length, chunk, row, heads, size, log_alpha is not None,
+        min(BACK_GROUP, size), num_warps=1,
+    )  # fmt: skip
     return [dlog, dmu]
 
 
@@ -153,13 +220,14 @@ def _(log_alpha, mu, *rest):
 
 
 def _remember(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
-    ctx.save_for_backward(*inputs[:6])
+    ctx.save_for_backward(*inputs[:6], output[0])
     ctx.size = inputs[6]
 
 
 def _backward(ctx: Any, outer: list[Tensor]) -> tuple[Tensor | None, ...]:
-    dlog, dmu = momentum_factors_backward(*ctx.saved_tensors, ctx.size, [x.contiguous() for x in outer])
-    return (None if ctx.saved_tensors[0] is None else dlog, dmu, *[None] * 5)
+    *given, kappa = ctx.saved_tensors
+    dlog, dmu = momentum_factors_backward(*given, ctx.size, kappa, [x.contiguous() for x in outer])
+    return (None if given[0] is None else dlog, dmu, *[None] * 5)
 
 
 momentum_factors.register_autograd(_backward, setup_context=_remember)
