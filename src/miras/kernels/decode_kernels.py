@@ -114,7 +114,7 @@ def step(
     if SLOPED:
         slope1, slope2 = slopes_of(
             first_w1, first_a1, first_w2, first_a2, start1_ptr, accumulated1_ptr, start2_ptr, accumulated2_ptr, base, d, D, E,
-            FLOOR, SLOPE_AT_FLOOR, DP,
+            FLOOR, SLOPE_AT_FLOOR, DP, EB * NE,
         )
     closes = tl.full([], 1, tl.int1)
     if MIXED:

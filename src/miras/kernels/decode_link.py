@@ -39,19 +39,19 @@ def ratio(w, a, FLOOR: tl.constexpr, SLOPE_AT_FLOOR: tl.constexpr):
 @triton.jit
 def slopes_of(
     first_w1, first_a1, first_w2, first_a2, w1_ptr, a1_ptr, w2_ptr, a2_ptr, base, d, D, E,
-    FLOOR: tl.constexpr, SLOPE_AT_FLOOR: tl.constexpr, DP: tl.constexpr,
+    FLOOR: tl.constexpr, SLOPE_AT_FLOOR: tl.constexpr, DP: tl.constexpr, MOST: tl.constexpr,
 ):
     """Both weights' s = sum|W| / sum|A| over the first hidden channel, or, where one is too small to tell, over all of them.
 
     No squares are taken, so sums neither under- nor overflow before the weights do; of what is more than 1e-30 the largest entry
-    has all its digits.
+    has all its digits. ``MOST`` is E with its padding.
     """
     w1, a1, w2, a2 = tl.reduce((first_w1, first_a1, first_w2, first_a2), 0, add4)
     slope1, slope2 = w1 / tl.maximum(a1, 1e-30), w2 / tl.maximum(a2, 1e-30)
     if tl.minimum(tl.minimum(w1, a1), tl.minimum(w2, a2)) < 1e-30:
         each_w1, each_a1 = tl.zeros([16, DP], tl.float32), tl.zeros([16, DP], tl.float32)
         each_w2, each_a2 = tl.zeros([16, DP], tl.float32), tl.zeros([16, DP], tl.float32)
-        for i in range(tl.cdiv(E, 16)):
+        for i in range((MOST + 15) // 16):
             e = i * 16 + tl.arange(0, 16)
             at = base + e[:, None] * D + d[None, :]
             inside = (e[:, None] < E) & (d[None, :] < D)
