@@ -73,7 +73,7 @@ def chain(spec: Spec, arguments: tuple[Any, ...], start: State, whole: bool) -> 
         state: Any = start
         for t in range(arguments[0].shape[1]):
             token = cut(arguments, t, t + 1)
-            if whole or decode.must_map(spec, state, size):
+            if whole or decode.must_map(spec, state):
                 y, state = memorize(spec, *token, state=state, chunk_size=size)
             else:
                 y, state = decode.run(spec, *token, None, state, size)

@@ -174,7 +174,7 @@ def fused(call: Call, how: How, size: int, cu_seqlens: Tensor | None) -> tuple[T
     if how == "decode":
         from .kernels import decode
 
-        if decode.must_map(call.spec, call.state, size):
+        if decode.must_map(call.spec, call.state):
             return chunk(*call.to(torch.float32), size)
         return decode.run(*call[:6], call.state, size)
     if cu_seqlens is not None:

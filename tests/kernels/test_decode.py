@@ -1,7 +1,10 @@
 """The fused decoding step against the chunk form, token by token; on the CPU by Triton's interpreter."""
 
+import dataclasses
+
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from inputs import cut_gates, draw, relative, tensors
 from miras import Spec, algorithm, bias, explain, memorize, memory, presets, retention
@@ -17,6 +20,7 @@ SPECS = {
     "titans anchored": presets.titans_lmm(anchor=True),
     "moneta": presets.moneta(),
     "moneta anchored": presets.moneta(anchor=True),
+    "moneta with momentum": dataclasses.replace(presets.moneta(anchor=True), algorithm=algorithm.Momentum()),
     "memora": presets.memora(),
     "memora anchored": presets.memora(anchor=True),
 }
@@ -86,7 +90,7 @@ def test_outputs_and_states_over_two_chunk_ends(name, channelwise, calls):
     assert len(calls) == {"memora": 4}.get(name.split()[0], 7)
 
 
-@pytest.mark.parametrize("name", ["yaad", "titans", "ttt_mlp"])
+@pytest.mark.parametrize("name", ["yaad", "titans", "ttt_mlp", "moneta", "moneta with momentum"])
 def test_chunks_of_one_token_are_the_recurrent_form(name, calls):
     spec = SPECS[name]
     exact = drawn(spec, torch.float64, B=1, T=4, H=2, K=6)
@@ -94,12 +98,12 @@ def test_chunks_of_one_token_are_the_recurrent_form(name, calls):
         want, end = memorize(spec, *exact[:4], form="recurrent", **exact[4])
         got, states = token_by_token(spec, drawn(spec, B=1, T=4, H=2, K=6), 1, "triton")
     assert relative(got.double(), want) < 2e-5
-    assert relative(states[-1].weights[1].double(), end.weights[1]) < 2e-5
+    same_states(states[-1], end, 2e-5)
     assert states[-1].chunk is None and len(calls) == 4
 
 
-@pytest.mark.parametrize("name", ["yaad", "titans anchored", "ttt_mlp", "memora", "moneta"])
-def test_rows_at_different_places_of_their_chunks(name):
+@pytest.mark.parametrize("name", ["yaad", "titans anchored", "ttt_mlp", "memora", "moneta", "moneta with momentum"])
+def test_rows_at_different_places_of_their_chunks(name, calls):
     spec, size = SPECS[name], 4
     results = []
     for dtype, backend in ((torch.float64, "torch"), (torch.float32, "triton")):
@@ -116,6 +120,7 @@ def test_rows_at_different_places_of_their_chunks(name):
     assert relative(got.double(), want) < 2e-5
     for a, b in zip(reached, states, strict=True):
         same_states(a, b, 2e-5)
+    assert len(calls) == {"memora": 4}.get(name, 7)
 
 
 @pytest.mark.parametrize("name", ["yaad anchored", "titans", "moneta", "memora"])
@@ -140,13 +145,93 @@ def test_a_state_goes_back_and_forth(name):
 
 
 @pytest.mark.parametrize("programs", [1, 10_000])
-def test_however_the_hidden_channels_are_shared_out(programs, monkeypatch):
+@pytest.mark.parametrize("name", ["yaad anchored", "moneta"])
+def test_however_the_hidden_channels_are_shared_out(name, programs, monkeypatch):
     monkeypatch.setattr(decode, "PROGRAMS", programs)
-    spec = SPECS["yaad anchored"]
+    spec = SPECS[name]
     with torch.no_grad():
-        want, _ = token_by_token(spec, drawn(spec, torch.float64, B=1, T=3, H=1, K=24), 2, "torch")
-        got, _ = token_by_token(spec, drawn(spec, B=1, T=3, H=1, K=24), 2, "triton")
+        want, states = token_by_token(spec, drawn(spec, torch.float64, B=1, T=3, H=1, K=24), 2, "torch")
+        got, reached = token_by_token(spec, drawn(spec, B=1, T=3, H=1, K=24), 2, "triton")
     assert relative(got.double(), want) < 2e-5
+    for a, b in zip(reached, states, strict=True):
+        same_states(a, b, 2e-5)
+
+
+def first_channel(weights, factor):
+    """The weights with those of the first hidden channel scaled."""
+    outer, inner = (w.clone() for w in weights)
+    outer[..., 0] *= factor
+    inner[..., 0, :] *= factor
+    return outer, inner
+
+
+BEGINNINGS = {
+    "one channel zero": lambda weights: first_channel(weights, 0.0),
+    "one channel next to nothing": lambda weights: first_channel(weights, 1e-41),
+    "one channel too small to be read": lambda weights: first_channel(weights, 1e-32),
+    "one channel small": lambda weights: first_channel(weights, 1e-26),
+    "one weight zero": lambda weights: (0 * weights[0], weights[1]),
+    "within the floor": lambda weights: tuple(1e-6 * w for w in weights),
+    "in the floor by far": lambda weights: tuple(1e-33 * w for w in weights),
+    "large": lambda weights: tuple(1e9 * w for w in weights),
+}
+
+
+@pytest.mark.parametrize("q", [4.0, 2.5])
+@pytest.mark.parametrize("beginning", BEGINNINGS)
+def test_the_scale_is_found_whatever_the_weights_are(beginning, q, calls):
+    """W = s A: s is told by one hidden channel, by all where that one is too small, by the floor where all are."""
+    spec = presets.moneta(q=q)
+    results = []
+    for dtype, backend in ((torch.float64, "torch"), (torch.float32, "triton")):
+        *given, keywords = drawn(spec, dtype, B=1, T=5, H=2, K=6, eta=1e-9 if "floor" in beginning else 0.3)
+        keywords["weights"] = BEGINNINGS[beginning](keywords["weights"])
+        with torch.no_grad():
+            results.append(token_by_token(spec, (*given, keywords), 3, backend))
+    (want, states), (got, reached) = results
+    assert relative(got.double(), want) < 2e-5
+    for a, b in zip(reached, states, strict=True):
+        same_states(a, b, 2e-5)
+    assert len(calls) == 5
+
+
+@pytest.mark.parametrize("q", [1.0, 2.0, 2.5, 3.0, 6.0])
+def test_the_map_at_a_chunks_end_has_the_norm_of_any_q(q):
+    spec = presets.moneta(q=q)
+    with torch.no_grad():
+        want, states = token_by_token(spec, drawn(spec, torch.float64, B=1, T=4, H=1, K=6), 2, "torch")
+        got, reached = token_by_token(spec, drawn(spec, B=1, T=4, H=1, K=6), 2, "triton")
+    assert relative(got.double(), want) < 2e-5
+    same_states(reached[-1], states[-1], 2e-5)
+
+
+class Ran(TorchDispatchMode):
+    """The operators that ran, views left out."""
+
+    def __init__(self):
+        super().__init__()
+        self.names = []
+
+    def __torch_dispatch__(self, operator, types, args=(), kwargs=None):
+        if not operator.is_view:
+            self.names.append(operator.name())
+        return operator(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_a_token_is_the_operator_and_nothing_else(name):
+    """No pass over the weights beside the fused step, and no copy of them: inside a chunk and at its end, KL's aside."""
+    spec, size = SPECS[name], 4
+    arguments = drawn(spec, B=1, T=4, H=2, K=8)
+    with torch.no_grad():
+        _, states = token_by_token(spec, tuple(x[:, :2] if torch.is_tensor(x) else x for x in arguments), size, "triton")
+        state = states[-1]
+        for t in (2,) if "memora" in name else (2, 3):
+            at = slice(t, t + 1)
+            given = (*(x[:, at] for x in arguments[:3]), cut_gates(arguments[3], at, at))
+            with Ran() as ran:
+                _, state = decode.run(spec, *given, None, state, size)
+            assert ran.names == ["miras::decode_step"]
 
 
 def test_tokens_in_bf16_have_weights_in_float32():
@@ -197,8 +282,9 @@ def test_what_cannot_be_decoded_is_said():
     assert "decoding step" not in explain(presets.titans_lmm(), "cuda").reason
 
 
-def test_the_operator_passes_torchs_own_checks_and_is_deterministic():
-    spec = SPECS["titans anchored"]
+@pytest.mark.parametrize("name", ["titans anchored", "moneta"])
+def test_the_operator_passes_torchs_own_checks_and_is_deterministic(name):
+    spec = SPECS[name]
     with torch.no_grad():
         arguments = drawn(spec, B=1, T=3, H=1, K=8)
         seen = []

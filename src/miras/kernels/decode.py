@@ -16,14 +16,13 @@ import triton
 from torch import Tensor
 
 from ..algorithm import GradientDescent, Momentum
-from ..forms.recurrent import read
 from ..memory import MLP
 from ..retention import KL, L2, Keep, Lq
-from ..retention.lq import lq_norm
 from ..spec import Spec
 from ..types import Gates, Norm, Progress, State, Weights, require
 from .biases import DEVICE, Fused, fused
 from .decode_kernels import finish, step
+from .decode_link import close
 from .launch import DOTS, INTERPRETED
 
 # programs that fill a GPU; where rows and heads are fewer, hidden channels are shared out
@@ -52,15 +51,12 @@ def why_not(spec: Spec, device: torch.device, dtype: torch.dtype, channels: int)
     return None
 
 
-def must_map(spec: Spec, state: State, size: int) -> bool:
+def must_map(spec: Spec, state: State) -> bool:
     """Whether the next token takes a map of all weights, once a chunk, that is left to plain PyTorch.
 
-    KL's softmax is taken at a chunk's start. Lq's norm is taken at its end, which ``run`` does where all rows are there.
+    That is KL's softmax at a chunk's start.
     """
-    at = positions(state)
-    if isinstance(spec.retention, Lq):
-        return any(p + 1 == size for p in at) and len(set(at)) > 1
-    return isinstance(spec.retention, KL) and not all(at)
+    return isinstance(spec.retention, KL) and not all(positions(state))
 
 
 def positions(state: State) -> list[int]:
@@ -97,6 +93,11 @@ class Launch(NamedTuple):
         blocks = triton.cdiv(own, block)
         return cls(big, triton.cdiv(hidden, big), block, blocks, triton.cdiv(hidden, blocks * block), 8)
 
+    def halved(self, hidden: int) -> Launch:
+        """The same shares, with half as many hidden channels at once before them: a norm needs registers for its powers."""
+        half = max(16, self.EB // 2)
+        return self._replace(EB=half, NE=triton.cdiv(hidden, half))
+
 
 @torch.library.custom_op("miras::decode_step", mutates_args=())
 def decode_step(
@@ -117,35 +118,43 @@ def decode_step(
     closes: Tensor | None,
     stays: bool,
     logarithm: bool,
-    smallest_slope: float,
+    q_norm: float,
+    floor: float,
     bias: str,
     p: float,
 ) -> list[Tensor]:
-    """y ``[B,H,D]``, the weights, and, empty where there are none, sums, momentum, starting weights and log decay after it.
+    """y ``[B,H,D]``, the weights, and, empty where there are none: sums, momentum, starting weights, log decay, accumulated.
 
     Tokens are ``[B,H,D]``, gates ``[B,H,D or 1]``, weights ``[B,H,E,D]``, log_decay ``[B,H,D or 1]``. Lists are empty where
-    the chunk has not begun, or where the spec has no anchor, momentum or slope.
+    the chunk has not begun, or where the spec has no anchor, momentum or link; ``q_norm`` and ``floor`` are the link's.
     """
     rows, heads, channels = q.shape
     hidden = start[0].shape[2]
-    launch = Launch.of(rows * heads, hidden, channels, 6 + len(anchor) + len(momentum) + len(accumulated))
-    made = _outputs(v, log_alpha, start, momentum, log_decay, closes, stays)
-    y, weight1, weight2, moved1, moved2, momentum1, momentum2, start1, start2, new_decay = made
+    launch = Launch.of(rows * heads, hidden, channels, 6 + len(anchor) + len(momentum))
+    made = _outputs(v, log_alpha, start, momentum, accumulated, log_decay, closes, stays)
+    y, weight1, weight2, moved1, moved2, momentum1, momentum2, start1, start2, new_decay, new1, new2 = made
     part = torch.empty(rows * heads, launch.SHARES, channels, device=q.device) if launch.SHARES > 1 else y
     wide = triton.next_power_of_2(channels)
     two: list[Tensor | None] = [None, None]
     gain, shift = norm or two
+    maps = new1.numel() > 0
     step[(rows * heads, launch.SHARES)](
         q, k, v, eta, log_alpha, delta, mu,
         *start, *(moved or two), *(anchor or two), *(momentum or two), *(accumulated or two), log_decay, gain, shift, closes,
-        y, weight1, weight2, moved1, moved2, momentum1, momentum2, start1, start2, new_decay, part,
+        y, weight1, weight2, moved1, moved2, momentum1, momentum2, start1, start2, new_decay, new1, new2, part,
         heads, channels, hidden, *_strides(eta), *_strides(log_alpha), *_strides(delta), *_strides(mu),
-        BIAS=DEVICE[bias].gradient, P=p, SMALLEST_SLOPE=smallest_slope,
+        BIAS=DEVICE[bias].gradient, P=p, FLOOR=floor, SLOPE_AT_FLOOR=floor ** (2 - q_norm),
         HAS_ALPHA=log_alpha is not None, HAS_DELTA=delta is not None, HAS_MU=mu is not None, HAS_NORM=bool(norm),
         DECAY_WIDE=log_decay is not None and log_decay.shape[2] > 1, NEW_DECAY_WIDE=new_decay.shape[-1] > 1,
         BEGUN=bool(moved), STAYS=stays, MIXED=closes is not None,
-        ANCHORED=bool(anchor), LOGARITHM=logarithm, SLOPED=bool(accumulated), DP=wide, **launch._asdict(),
+        ANCHORED=bool(anchor), LOGARITHM=logarithm, SLOPED=bool(accumulated), MAPS=maps, DP=wide, **launch._asdict(),
     )  # fmt: skip
+    if maps:
+        halves = launch.halved(hidden)
+        close[(rows * heads, launch.SHARES)](
+            q, new1, new2, gain, shift, closes, y, weight1, weight2, start1, start2, part, heads, channels, hidden,
+            Q=q_norm, FLOOR=floor, HAS_NORM=bool(norm), MIXED=closes is not None, DP=wide, **halves._asdict(),
+        )  # fmt: skip
     if launch.SHARES > 1:
         padded = triton.next_power_of_2(launch.SHARES)
         finish[(rows * heads,)](
@@ -160,6 +169,7 @@ def _outputs(
     log_alpha: Tensor | None,
     start: list[Tensor],
     momentum: list[Tensor],
+    accumulated: list[Tensor],
     log_decay: Tensor | None,
     closes: Tensor | None,
     stays: bool,
@@ -172,12 +182,14 @@ def _outputs(
     width = max(1 if x is None else x.shape[2] for x in (log_alpha, log_decay))
     decays = stays and log_alpha is not None
     decay = start[0].new_empty(*v.shape[:2], width) if decays else start[0].new_empty(0)
-    return [torch.empty_like(v), *pair(True), *pair(stays), *pair(bool(momentum)), *pair(closes is not None), decay]
+    mixed = closes is not None
+    maps = bool(accumulated) and (mixed or not stays)
+    return [torch.empty_like(v), *pair(True), *pair(stays), *pair(bool(momentum)), *pair(mixed), decay, *pair(maps)]
 
 
 @decode_step.register_fake
 def _(q, k, v, eta, log_alpha, delta, mu, start, moved, anchor, momentum, accumulated, log_decay, norm, closes, stays, *rest):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN002, ANN202
-    return _outputs(v, log_alpha, start, momentum, log_decay, closes, stays)
+    return _outputs(v, log_alpha, start, momentum, accumulated, log_decay, closes, stays)
 
 
 def _strides(gate: Tensor | None) -> tuple[int, int, int]:
@@ -191,8 +203,6 @@ def run(
     spec: Spec, q: Tensor, k: Tensor, v: Tensor, gates: Gates, norm: Norm | None, state: State, size: int
 ) -> tuple[Tensor, State]:
     """One token ``[B,1,H,D]`` in its own dtype that ``why_not`` and ``must_map`` have nothing against."""
-    if isinstance(spec.retention, Lq) and positions(state)[0] + 1 == size:
-        return _mapped(spec, q, k, v, gates, norm, state, size)
     bias = fused(spec.bias)
     assert isinstance(bias, Fused) and gates.eta is not None and isinstance(state.weights, tuple)
     at = positions(state)
@@ -220,34 +230,19 @@ def run(
         torch.tensor(over, dtype=torch.uint8, device=q.device) if mixed else None,
         not all(over),
         isinstance(kept, KL),
-        kept.floor ** (2 - kept.q) if isinstance(kept, Lq) else 1.0,
+        *((kept.q, kept.floor) if isinstance(kept, Lq) else (2.0, 1.0)),
         bias.name,
         bias.p,
     )
     weights, moved, momentum, later, log_decay = new[:2], new[2:4], new[4:6] if momentum else [], new[6:8], new[8]
     start = weights if all(over) else later if mixed else start
     if sloped:
-        held = _weights(accumulated)
+        held = _weights(new[9:] if any(over) else accumulated)
     else:
         held = tuple(kept.hold(w).accumulated for w in _weights(start)) if any(over) and kept.leads else _weights(start)
         held = state.accumulated if kept.leads and not any(over) else held
     progress = None if all(over) else _progress(begun, start, moved, log_decay if decays else None, at, over)
     return y[:, None], State(_weights(weights), held, _weights(anchor), _weights(momentum), progress)
-
-
-def _mapped(
-    spec: Spec, q: Tensor, k: Tensor, v: Tensor, gates: Gates, norm: Norm | None, state: State, size: int
-) -> tuple[Tensor, State]:
-    """A chunk's last token with Lq: a step inside of the chunk, then its norm is taken anew and the mapped weights are read."""
-    kept = spec.retention
-    assert isinstance(kept, Lq) and isinstance(state.weights, tuple)
-    _, inside = run(spec, q, k, v, gates, norm, state, size + 1)
-    assert isinstance(inside.weights, tuple)
-    # W = s A with the norm that the chunk started with
-    ends = [w / lq_norm(a, kept.q, kept.floor) ** (2 - kept.q) for w, a in zip(inside.weights, state.accumulated, strict=True)]
-    held = [kept.start(end) for end in ends]
-    end = State(tuple(h.weight for h in held), tuple(h.accumulated for h in held), state.anchor, state.momentum)
-    return read(spec, end, q.float(), norm).to(v.dtype), end
 
 
 def _rows(weights: Weights) -> list[Tensor]:

@@ -15,6 +15,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from .decode_link import sizes, slopes_of
 from .tiles import gelu, gelu_slope, one_error, standardise_one
 
 
@@ -36,33 +37,27 @@ def towards(ptr, at, inside, scale, SCALED: tl.constexpr, LOGARITHM: tl.constexp
 
 
 @triton.jit
-def ratio(across, square, OTHERWISE: tl.constexpr):
-    """The number that weights are of what accumulates: sum(W A) / sum(A A), or the one of weights too small to tell."""
-    below = tl.sum(square, 0)
-    return tl.where(below > 0, tl.sum(across, 0) / tl.where(below > 0, below, 1.0), OTHERWISE)
-
-
-@triton.jit
 def step(
     q_ptr, k_ptr, v_ptr, eta_ptr, log_alpha_ptr, delta_ptr, mu_ptr,
     start1_ptr, start2_ptr, moved1_ptr, moved2_ptr, anchor1_ptr, anchor2_ptr, momentum1_ptr, momentum2_ptr,
     accumulated1_ptr, accumulated2_ptr, log_decay_ptr, gain_ptr, shift_ptr, closes_ptr,
     y_ptr, weight1_ptr, weight2_ptr, new_moved1_ptr, new_moved2_ptr, new_momentum1_ptr, new_momentum2_ptr,
-    new_start1_ptr, new_start2_ptr, new_log_decay_ptr, part_ptr,
+    new_start1_ptr, new_start2_ptr, new_log_decay_ptr, new_accumulated1_ptr, new_accumulated2_ptr, part_ptr,
     H, D, E,
     eta_row, eta_head, eta_d, alpha_row, alpha_head, alpha_d, delta_row, delta_head, delta_d, mu_row, mu_head, mu_d,
-    BIAS: tl.constexpr, P: tl.constexpr, SMALLEST_SLOPE: tl.constexpr,
+    BIAS: tl.constexpr, P: tl.constexpr, FLOOR: tl.constexpr, SLOPE_AT_FLOOR: tl.constexpr,
     HAS_ALPHA: tl.constexpr, HAS_DELTA: tl.constexpr, HAS_MU: tl.constexpr, HAS_NORM: tl.constexpr,
     DECAY_WIDE: tl.constexpr, NEW_DECAY_WIDE: tl.constexpr,
     BEGUN: tl.constexpr, STAYS: tl.constexpr, MIXED: tl.constexpr,
-    ANCHORED: tl.constexpr, LOGARITHM: tl.constexpr, SLOPED: tl.constexpr,
+    ANCHORED: tl.constexpr, LOGARITHM: tl.constexpr, SLOPED: tl.constexpr, MAPS: tl.constexpr,
     DP: tl.constexpr, EB: tl.constexpr, NE: tl.constexpr, OB: tl.constexpr, NO: tl.constexpr, SHARES: tl.constexpr,
 ):
     """One program a row, head and share of the hidden channels.
 
     ``BEGUN``: the chunk has moved before this token. ``STAYS``: it is not over after it, in some row at least. ``MIXED``: it is
     over in the rows that ``closes`` marks and goes on in the others. ``SLOPED``: weights are ``accumulated`` times one number a
-    matrix, which the steps are scaled by as well.
+    matrix, which the steps are scaled by as well. ``MAPS``: where the chunk is over ``accumulated`` itself moves, and ``close``
+    has yet to make and read its weights.
     """
     pair, share = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
     row, head = pair // H, pair % H
@@ -104,10 +99,9 @@ def step(
     base = pair * E * D
     o = tl.zeros([DP], tl.float32)
     if SLOPED:
-        across1 = tl.zeros([DP], tl.float32)
-        across2 = tl.zeros([DP], tl.float32)
-        square1 = tl.zeros([DP], tl.float32)
-        square2 = tl.zeros([DP], tl.float32)
+        # asked for here and added up below, so that nothing waits for it
+        first_w1, first_a1 = sizes(start1_ptr, accumulated1_ptr, base + d, there)
+        first_w2, first_a2 = sizes(start2_ptr, accumulated2_ptr, base + d, there)
     for i in range(NE):
         e = i * EB + tl.arange(0, EB)
         at = base + e[:, None] * D + d[None, :]
@@ -115,18 +109,19 @@ def step(
         w2 = tl.load(start2_ptr + at, mask=inside, other=0.0)
         w1 = tl.load(start1_ptr + at, mask=inside, other=0.0)
         o += tl.sum(w1 * gelu(tl.sum(w2 * k[None, :], 1), False)[:, None], 0)
-        if SLOPED:
-            a1 = tl.load(accumulated1_ptr + at, mask=inside, other=0.0)
-            a2 = tl.load(accumulated2_ptr + at, mask=inside, other=0.0)
-            across1 += tl.sum(w1 * a1, 0)
-            across2 += tl.sum(w2 * a2, 0)
-            square1 += tl.sum(a1 * a1, 0)
-            square2 += tl.sum(a2 * a2, 0)
     slope1 = 1.0
     slope2 = 1.0
     if SLOPED:
-        slope1 = ratio(across1, square1, SMALLEST_SLOPE)
-        slope2 = ratio(across2, square2, SMALLEST_SLOPE)
+        slope1, slope2 = slopes_of(
+            first_w1, first_a1, first_w2, first_a2, start1_ptr, accumulated1_ptr, start2_ptr, accumulated2_ptr, base, d, D, E,
+            FLOOR, SLOPE_AT_FLOOR, DP, EB * NE,
+        )
+    closes = tl.full([], 1, tl.int1)
+    if MIXED:
+        closes = tl.load(closes_ptr + row) != 0
+    if MAPS:
+        slope1 = tl.where(closes, 1.0, slope1)
+        slope2 = tl.where(closes, 1.0, slope2)
 
     # its error at W1's output
     delta = o
@@ -157,18 +152,28 @@ def step(
         if BEGUN:
             move1 += alpha[None, :] * tl.load(moved1_ptr + at, mask=inside, other=0.0)
             move2 += alpha[None, :] * tl.load(moved2_ptr + at, mask=inside, other=0.0)
+        from1 = w1
+        from2 = w2
+        if MAPS:
+            a1 = tl.load(accumulated1_ptr + at, mask=inside, other=0.0)
+            a2 = tl.load(accumulated2_ptr + at, mask=inside, other=0.0)
+            from1 = tl.where(closes, a1, w1)
+            from2 = tl.where(closes, a2, w2)
         if ANCHORED:
             far1 = towards(anchor1_ptr, at, inside, slope1, SLOPED, LOGARITHM)
             far2 = towards(anchor2_ptr, at, inside, slope2, SLOPED, LOGARITHM)
-            new1 = far1 + kept[None, :] * (w1 - far1) - slope1 * move1
-            new2 = far2 + kept[None, :] * (w2 - far2) - slope2 * move2
+            new1 = far1 + kept[None, :] * (from1 - far1) - slope1 * move1
+            new2 = far2 + kept[None, :] * (from2 - far2) - slope2 * move2
         else:
-            new1 = kept[None, :] * w1 - slope1 * move1
-            new2 = kept[None, :] * w2 - slope2 * move2
-        tl.store(weight1_ptr + at, new1, mask=inside)
-        tl.store(weight2_ptr + at, new2, mask=inside)
+            new1 = kept[None, :] * from1 - slope1 * move1
+            new2 = kept[None, :] * from2 - slope2 * move2
+        if MAPS:
+            tl.store(new_accumulated1_ptr + at, tl.where(closes, new1, a1), mask=inside)
+            tl.store(new_accumulated2_ptr + at, tl.where(closes, new2, a2), mask=inside)
+        if MIXED or not MAPS:
+            tl.store(weight1_ptr + at, new1, mask=inside)
+            tl.store(weight2_ptr + at, new2, mask=inside)
         if MIXED:
-            closes = tl.load(closes_ptr + row) != 0
             move1 = tl.where(closes, 0.0, move1)
             move2 = tl.where(closes, 0.0, move2)
             tl.store(new_start1_ptr + at, tl.where(closes, new1, w1), mask=inside)
