@@ -18,6 +18,7 @@ import itertools
 import json
 import re
 import sys
+import time
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -57,21 +58,21 @@ class Inputs(NamedTuple):
 def draw(
     spec: Spec, B: int, T: int, H: int, D: int, *, channelwise: bool = True, decay: float = 2e-3, step: float = 0.02
 ) -> Inputs:
-    """Fresh random leaves whose tokens are exact in bfloat16."""
+    """Fresh random leaves whose tokens are exact in bfloat16, on the CPU."""
     width = (B, T, H, D) if channelwise else (B, T, H)
     step *= unit_step(spec, initial_weights(spec, H, D, seed=0))
-    vary = lambda value: value * (0.5 + torch.rand(width, device="cuda"))  # noqa: E731
-    made = {"eta": vary(step), "log_alpha": vary(-decay), "delta": vary(1.0), "mu": 0.5 * torch.rand(B, T, H, device="cuda")}
+    vary = lambda value: value * (0.5 + torch.rand(width))  # noqa: E731
+    made = {"eta": vary(step), "log_alpha": vary(-decay), "delta": vary(1.0), "mu": 0.5 * torch.rand(B, T, H)}
     if "mu" in {gate.name for gate in spec.gates}:
         made["log_alpha"] = made["log_alpha"].mean(-1) if channelwise else made["log_alpha"]
-    tokens = [torch.randn(B, T, H, D, device="cuda") for _ in range(3)]
+    tokens = [torch.randn(B, T, H, D) for _ in range(3)]
     q, k, v = F.normalize(tokens[0], dim=-1), F.normalize(tokens[1], dim=-1), tokens[2]
     weights = initial_weights(spec, H, D, seed=0)
     assert weights is not None
-    norm = (1 + 0.1 * torch.randn(H, D, device="cuda").double(), 0.1 * torch.randn(H, D, device="cuda").double())
+    norm = (1 + 0.1 * torch.randn(H, D).double(), 0.1 * torch.randn(H, D).double())
     wanted = {gate.name for gate in spec.gates}
     gates = {name: x.double() for name, x in made.items() if name in wanted}
-    return Inputs(*(x.bfloat16().double() for x in (q, k, v)), gates, tuple(w.cuda().double() for w in weights), norm)
+    return Inputs(*(x.bfloat16().double() for x in (q, k, v)), gates, tuple(w.double() for w in weights), norm)
 
 
 def call(
@@ -84,9 +85,14 @@ def call(
     scale: float = 1.0,
     lean: bool = False,
 ) -> dict[str, Tensor]:
-    """y, the outgoing weights and the gradients of everything, from a loss of all outputs; lean gates have the tokens' dtype."""
+    """y, the outgoing weights and the gradients of everything, from a loss of all outputs.
+
+    The kernels run on the GPU, what they are compared with on the CPU, which many processes share better. ``lean`` gates have
+    the tokens' dtype.
+    """
     wide = torch.float64 if dtype == torch.float64 else torch.float32
-    leaf = lambda x, kind: x.to(kind).requires_grad_()  # noqa: E731
+    device = "cuda" if backend == "triton" else "cpu"
+    leaf = lambda x, kind: x.detach().to(device, kind).requires_grad_()  # noqa: E731
     named = {name: leaf(getattr(given, name), dtype) for name in "qkv"} | {
         n: leaf(x, dtype if lean and x.dim() == 4 else wide) for n, x in given.gates.items()
     }
@@ -98,10 +104,10 @@ def call(
         spec, named["q"], named["k"], named["v"], gates, weights=weights, norm=(named["gain"], named["shift"]),
         chunk_size=size, backend=backend, cu_seqlens=bounds,
     )  # fmt: skip
-    mark = torch.Generator("cuda").manual_seed(1)
+    mark = torch.Generator().manual_seed(1)
     reached = as_tuple(state.weights)
     outputs = (y, *reached)
-    marks = (torch.randn(x.shape, generator=mark, device="cuda") / x.detach().norm() for x in outputs)
+    marks = ((torch.randn(x.shape, generator=mark) / x.detach().norm().cpu()).to(device) for x in outputs)
     loss = scale * sum((x.double() * own).sum() for x, own in zip(outputs, marks, strict=True))
     grads = torch.autograd.grad(loss, list(named.values()))
     found = (
@@ -109,7 +115,7 @@ def call(
         | {f"W{i + 1}_T": w for i, w in enumerate(reached)}
         | {f"d{n}": g / scale for n, g in zip(named, grads, strict=True)}
     )
-    return {name: x.detach() for name, x in found.items()}
+    return {name: x.detach().cpu() for name, x in found.items()}
 
 
 def poison() -> None:
@@ -134,13 +140,15 @@ def case(
     lean: bool = False,
     **draws: Any,
 ) -> dict[str, Any]:
-    """One comparison."""
+    """One comparison; its seconds are those of the reference, and of the kernels with their compilation."""
     given = draw(spec, 1 if bounds else 2, T, 2, D, **draws)
     if lean:
         given = given._replace(gates={n: x.to(dtype).double() if x.dim() == 4 else x for n, x in given.gates.items()})
-    cut = None if bounds is None else torch.tensor(bounds, device="cuda")
+    cut = None if bounds is None else torch.tensor(bounds)
+    began = time.perf_counter()
     exact = call(spec, given, torch.float64, "torch", size, cut)
     plain = errors(call(spec, given, dtype, "torch", size, cut, lean=lean), exact)
+    compared = time.perf_counter()
     for scale in LOSS_SCALES if dtype == torch.float16 else (1.0,):
         poison()
         found = call(spec, given, dtype, "triton", size, cut, scale, lean)
@@ -162,6 +170,10 @@ def case(
         "fused": fused,
         "plain": plain,
         "bad": bad,
+        "seconds": {
+            "reference": round(compared - began, 1),
+            "kernels, compiled first": round(time.perf_counter() - compared, 1),
+        },
     }
 
 
@@ -236,6 +248,7 @@ def tried(case_of: tuple[tuple[Any, ...], dict[str, Any]]) -> dict[str, Any]:
     arguments, options = case_of
     name, _, dtype, D, size = arguments
     torch.manual_seed(0)
+    torch.set_num_threads(1)
     # what is claimed is let run here, before it counts as proven
     linear_op.PROVEN.update(linear_op.CLAIMED)
     try:
