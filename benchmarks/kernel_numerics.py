@@ -84,7 +84,7 @@ def call(
     scale: float = 1.0,
     lean: bool = False,
 ) -> dict[str, Tensor]:
-    """y, the outgoing weights, the gradients of everything, from a loss of all outputs; lean gates have the tokens' dtype."""
+    """y, the outgoing weights and the gradients of everything, from a loss of all outputs; lean gates have the tokens' dtype."""
     wide = torch.float64 if dtype == torch.float64 else torch.float32
     leaf = lambda x, kind: x.to(kind).requires_grad_()  # noqa: E731
     named = {name: leaf(getattr(given, name), dtype) for name in "qkv"} | {
