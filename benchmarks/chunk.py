@@ -22,11 +22,11 @@ import torch
 from calls import draw
 from cases import DEEP, FLA, TITANS, TITANS_TOKENS, chunk_cases, fla_cases, ours, recurrent_cases, titans_cases
 from chunk_report import aims, inserted, memory_table, page, picture, quote, speed_table, time_table
-from provenance import ROOT, provenance
 from timing import Case, alternate, say
 
 from miras import presets
 from miras.forms.chunk import STRETCH
+from miras.lab.provenance import ROOT, provenance
 from miras.lab.tables import show
 
 HERE = Path(__file__).resolve().parent

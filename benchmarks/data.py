@@ -15,10 +15,10 @@ import time
 from pathlib import Path
 
 import numpy as np
-from provenance import provenance
 
 from miras.data import Batches, Tokens
 from miras.data.shards import Writer, dtype_for
+from miras.lab.provenance import provenance
 
 VOCABULARY = 32000
 

@@ -20,12 +20,12 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from provenance import provenance
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from miras import Gates, Spec, memorize, presets
 from miras.kernels import decode
+from miras.lab.provenance import provenance
 from miras.types import State
 
 SEGMENT = 256  # tokens of a prompt that are read at once

@@ -18,8 +18,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from provenance import provenance
-
+from miras.lab.provenance import provenance
 from miras.train.metrics import lines
 
 

@@ -26,13 +26,13 @@ from typing import Any, NamedTuple
 import torch
 import torch.multiprocessing
 import torch.nn.functional as F
-from provenance import provenance
 from torch import Tensor
 
 from miras import Gates, Spec, algorithm, bias, memorize, memory, presets, retention
 from miras.forms.common import as_tuple
 from miras.kernels import linear_op
 from miras.kernels.deep_op import PROVEN
+from miras.lab.provenance import provenance
 from miras.lab.untrained import initial_weights, unit_step
 
 ROUNDED = {torch.bfloat16: 2e-2, torch.float16: 4e-3, torch.float32: 1e-4}

@@ -23,10 +23,10 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from provenance import provenance
 from torch import Tensor
 
 from miras import Gates, Spec, memorize, presets
+from miras.lab.provenance import provenance
 
 Sizes = tuple[int, int, int, int]
 CHUNK = 64

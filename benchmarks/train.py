@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from provenance import provenance
 
 from miras.data import Bytes
+from miras.lab.provenance import provenance
 from miras.train.config import EngineConfig, ModelConfig, OptimConfig
 from miras.train.engine import Engine
 from miras.train.models import Objective, build_model

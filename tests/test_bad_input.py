@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from inputs import draw
-from miras import Gates, Spec, algorithm, bias, memorize, memory, presets, retention
+from miras import Gates, Spec, algorithm, bias, explain, memorize, memory, presets, recall, retention
 
 
 def call(spec=None, **changes):
@@ -43,6 +43,7 @@ CASES = {
     "falling bounds": (dict(cu_seqlens=torch.tensor([0, 3, 2, 4])), "cu_seqlens must rise from 0 to T=4, got"),
     "float bounds": (dict(cu_seqlens=torch.tensor([0.0, 4.0])), "cu_seqlens must be an integer tensor"),
     "spec is a name": (dict(spec="yaad"), "spec must be a Spec"),
+    "gates in a dictionary": (dict(gates=lambda g: g._asdict()), "gates must be a miras.Gates, got dict"),
 }
 
 
@@ -110,6 +111,36 @@ def test_states_of_another_spec_are_refused():
     ):
         with pytest.raises(ValueError, match=message):
             memorize(yaad, q, k, v, gates, form="recurrent", norm=keywords["norm"], state=state)
+
+
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        (dict(spec="deltanet"), "spec must be a Spec"),
+        (dict(spec=presets.yaad()), r"state must hold weights of shapes \[\(2, 2, 4, 16\), \(2, 2, 16, 4\)\] for yaad"),
+        (dict(spec=presets.mesa()), "state must be a NewtonState for mesa"),
+        (dict(state=torch.ones(2, 2, 4, 4)), "state must be a State for deltanet"),
+        (dict(q=[1.0]), "q must be a tensor, got list"),
+        (dict(q=torch.ones(2, 2, 4)), r"q must be \[B,T,H,K\], got a tensor of shape \[2, 2, 4\]"),
+        (dict(q=torch.ones(2, 1, 2, 4).long()), "q must be a floating-point tensor"),
+        (dict(q=torch.ones(2, 1, 2, 5)), r"state must hold weights of shapes \[\(2, 2, 4, 5\)\]"),
+        (dict(q=torch.ones(2, 1, 3, 4)), r"state must hold weights of shapes \[\(2, 3, 4, 4\)\]"),
+        (dict(q=torch.ones(3, 1, 2, 4)), "q has 3 rows, but state has 2"),
+        (dict(norm=(torch.ones(2, 4), torch.ones(2, 4))), "norm was given, but Matrix has no LayerNorm"),
+    ],
+)
+def test_recall_refuses(change, message):
+    spec = presets.deltanet()
+    q, k, v, gates, keywords = draw(spec, B=2, T=4, H=2, K=4)
+    given = {"spec": spec, "state": memorize(spec, q, k, v, gates, **keywords)[1], "q": q, "norm": None}
+    with pytest.raises(ValueError, match=message) as error:
+        recall(**(given | change))
+    assert "\n" not in str(error.value)
+
+
+def test_explain_refuses_a_name():
+    with pytest.raises(ValueError, match="spec must be a Spec"):
+        explain("yaad")
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,9 @@ import torch
 from matplotlib import image
 
 import catalogue
-from miras import Spec, __version__, cli, presets
+from miras import Spec, __version__, presets
 from miras.cli import main
+from miras.commands import recall as recall_command
 from miras.lab import combinations as lab_combinations
 from miras.lab.recall import Settings, level
 from miras.lab.stream import MAGNITUDE, draw
@@ -112,15 +113,15 @@ def test_describe_with_parameters(capsys):
         (["sing"], "sing"),
         (["table", "--json", "--markdown"], "not allowed"),
         (["describe", "nope"], "known are retnet, transformer"),
-        (["describe", "moneta", "--set", "z=1"], "moneta has no parameter 'z': it has p, q, link, anchor"),
+        (["describe", "moneta", "--set", "z=1"], "--set: moneta has no argument 'z', it has p, q, link, anchor"),
         (["describe", "deltanet", "--set", "z=1"], "it has none"),
         (["describe", "moneta", "--set", "p"], "NAME=VALUE"),
-        (["describe", "moneta", "--set", "p=x"], "moneta's p is a number, got 'x'"),
+        (["describe", "moneta", "--set", "p=x"], "--set: p is a number, got 'x'"),
         (["describe", "moneta", "--set", "p=0.5"], "p >= 1"),
         (["describe", "moneta", "--set", "link=x"], "one of paper, exact"),
         (["describe", "delta_product", "--set", "n=2.5"], "an integer"),
-        (["describe", "yaad", "--set", "anchor=1"], "true or false"),
-        (["describe", "memora", "--set", "c=x"], "a number or null"),
+        (["describe", "yaad", "--set", "anchor=2"], "true or false"),
+        (["describe", "memora", "--set", "c=x"], "a number or none"),
         (["recall", "--pairs", "0"], "at least 1, got 0"),
         (["recall", "--pairs", "x"], "--pairs"),
         (["recall", "--dim", "1"], "at least 2, got 1"),
@@ -159,7 +160,7 @@ def test_interrupted(capsys, monkeypatch, tmp_path):
     def interrupt(settings):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(cli, "with_progress", interrupt)
+    monkeypatch.setattr(recall_command, "with_progress", interrupt)
     assert error_of(capsys, "recall", "--out", str(tmp_path)) == (130, "miras: interrupted")
     assert list(tmp_path.iterdir()) == []
 

@@ -13,7 +13,7 @@ SOURCE = ROOT / "src" / "miras"
 ROOMS = ("memory", "bias", "retention", "algorithm")
 # who may import whom, from the bottom up
 FLOORS = [
-    {"types"},
+    {"types", "__version__"},
     {"files"},
     set(ROOMS),
     {"spec"},
@@ -25,7 +25,8 @@ FLOORS = [
     {"hf", "diagnostics"},
     {"data"},
     {"train", "eval"},
-    {"inspector", "commands"},
+    {"lab", "inspector"},
+    {"commands"},
 ]
 
 

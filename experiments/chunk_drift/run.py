@@ -8,18 +8,16 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
 import torch
+from measure import measure, settings
+from report import page, picture
 
-ROOT = Path(__file__).resolve().parent.parent.parent
-sys.path.append(str(ROOT / "benchmarks"))
+from miras.lab.provenance import source
 
-from measure import measure, settings  # noqa: E402
-from provenance import source  # noqa: E402
-from report import page, picture  # noqa: E402
+ROOT = Path(__file__).resolve().parents[2]
 
 HERE = Path(__file__).resolve().parent
 

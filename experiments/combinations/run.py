@@ -21,13 +21,12 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-sys.path += [str(ROOT / "tests"), str(ROOT / "benchmarks")]
-
-from provenance import source  # noqa: E402
+sys.path.append(str(ROOT / "tests"))
 
 from catalogue import ALGORITHMS, RETENTIONS, combinations, meaningful  # noqa: E402
 from inputs import draw  # noqa: E402
 from miras import Spec, bias, memorize, memory  # noqa: E402
+from miras.lab.provenance import source  # noqa: E402
 from miras.lab.tables import Table, markdown  # noqa: E402
 
 HERE = Path(__file__).resolve().parent

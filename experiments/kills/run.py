@@ -19,10 +19,9 @@ import time
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT / "benchmarks"), str(ROOT / "src")]
+sys.path.insert(0, str(ROOT / "src"))
 
-from provenance import provenance  # noqa: E402
-
+from miras.lab.provenance import provenance  # noqa: E402
 from miras.train.checkpoint import MODEL, OPTIMISER, damage, digest, found  # noqa: E402
 from miras.train.metrics import lines  # noqa: E402
 

@@ -26,11 +26,10 @@ import torch
 from torch import Tensor
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT / "benchmarks"), str(ROOT / "src")]
-
-from provenance import provenance  # noqa: E402
+sys.path.insert(0, str(ROOT / "src"))
 
 from miras.hf import MirasConfig, MirasForCausalLM  # noqa: E402
+from miras.lab.provenance import provenance  # noqa: E402
 
 HERE = Path(__file__).parent
 MODELS = "yaad-tiny,moneta-tiny,memora-tiny,gated_deltanet-tiny"

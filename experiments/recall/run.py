@@ -107,7 +107,7 @@ class Writer:
         print(line + f"{read}  {result['steps_taken']} steps, {result['seconds']:.0f} s", flush=True)
 
 
-class Session:
+class Call:
     """One call of the command: what is known, what is left of the time, who writes."""
 
     def __init__(self, given: argparse.Namespace) -> None:
@@ -160,16 +160,16 @@ class Session:
 def main() -> int:
     """The command."""
     given, began = arguments(), time.time()
-    session = Session(given)
+    call = Call(given)
     if given.list:
-        print("\n".join(map(title, session.todo())))
+        print("\n".join(map(title, call.todo())))
         return 0
     # results may say which trials come next
-    while todo := session.todo():
-        session.work(todo)
-    left = session.writer.trials - session.writer.told
+    while todo := call.todo():
+        call.work(todo)
+    left = call.writer.trials - call.writer.told
     print(f"{left} not begun for want of time" if left else "all begun", f"in {time.time() - began:.0f} s", flush=True)
-    return 1 if session.writer.failures else 0
+    return 1 if call.writer.failures else 0
 
 
 if __name__ == "__main__":

@@ -24,11 +24,10 @@ import torch
 from torch.utils import _pytree as pytree
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT / "benchmarks"), str(ROOT / "src")]
-
-from provenance import provenance  # noqa: E402
+sys.path.insert(0, str(ROOT / "src"))
 
 from miras.hf import MirasCache, MirasConfig, MirasForCausalLM  # noqa: E402
+from miras.lab.provenance import provenance  # noqa: E402
 
 SETTLED = 5000
 

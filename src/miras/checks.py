@@ -1,4 +1,4 @@
-"""Every argument of ``memorize``, checked: one line that names the argument, what came, and what is allowed.
+"""Every argument of ``memorize`` and ``recall``, checked: one line that names the argument, what came, and what is allowed.
 
 B batch, T time, H heads, K key channels, V value channels, P pairs a token
 """
@@ -39,6 +39,12 @@ LIMITS: dict[str, tuple[str, Callable[[Tensor], Tensor]]] = {
     "ridge": ("> 0", lambda x: x > 0),
     "kappa": ("finite", torch.isfinite),
 }
+
+
+def spec_of(spec: Spec) -> None:
+    """Refuse what is no spec, such as a preset's name."""
+    if not isinstance(spec, Spec):
+        raise ValueError(f"spec must be a Spec (miras.presets.get(name) gives one), got {spec!r}")
 
 
 def how(spec: Spec, form: str, chunk_size: int | None, backend: str) -> int:
@@ -97,6 +103,7 @@ def packing(cu_seqlens: Tensor, batch: int, time: int) -> int:
 
 def gates_of(spec: Spec, gates: Gates, shapes: Shapes, like: Tensor) -> Gates:
     """Check the gates and shape each to ``[B,T,H,D or 1]``, in its own dtype; fixed ones are filled in, like ``like``."""
+    require(isinstance(gates, Gates), f"gates must be a miras.Gates, got {type(gates).__name__}")
     asked = {gate.name: gate for gate in spec.gates}
     found: dict[str, Tensor] = {}
     for name, value in gates._asdict().items():
@@ -200,8 +207,7 @@ def norm_of(spec: Spec, norm: tuple[Tensor, Tensor] | None, shapes: Shapes, like
 
 def state_of(spec: Spec, state: AnyState, shapes: Shapes, like: Tensor, form: str) -> AnyState:
     """Check that a state belongs to this spec and these sizes."""
-    kind = {Newton: NewtonState, NonParametric: CacheState}.get(type(spec.algorithm), State)
-    require(isinstance(state, kind), f"state must be a {kind.__name__} for {spec}, got {type(state).__name__}")
+    _kind(spec, state)
     wanted = [(shapes.rows, shapes.heads, *shape) for shape in spec.memory.shapes(shapes.keys, shapes.values)]
     if isinstance(state, CacheState):
         rows, past = state.keys.shape[:2]
@@ -228,3 +234,25 @@ def state_of(spec: Spec, state: AnyState, shapes: Shapes, like: Tensor, form: st
         require(x.dtype == like.dtype, f"state is {x.dtype}, but q asks for {like.dtype}")
         require(x.device == like.device, f"state is on {x.device}, but q is on {like.device}")
     return state
+
+
+def _kind(spec: Spec, state: AnyState) -> None:
+    kind = {Newton: NewtonState, NonParametric: CacheState}.get(type(spec.algorithm), State)
+    require(isinstance(state, kind), f"state must be a {kind.__name__} for {spec}, got {type(state).__name__}")
+
+
+def queries(spec: Spec, state: AnyState, q: Tensor, norm: tuple[Tensor, Tensor] | None) -> Norm | None:
+    """Check that queries can read a state of this spec, a row each or all from one row; the norm to read with."""
+    spec_of(spec)
+    _kind(spec, state)
+    held = state.weights[0] if isinstance(state.weights, tuple) else state.weights
+    require(isinstance(q, Tensor), f"q must be a tensor, got {type(q).__name__}")
+    require(q.dim() == 4, f"q must be [B,T,H,K], got a tensor of shape {list(q.shape)}")
+    require(q.is_floating_point(), f"q must be a floating-point tensor, got {q.dtype}")
+    require(q.device == held.device, f"state is on {held.device}, but q is on {q.device}")
+    (batch, time, heads, keys), rows = q.shape, held.shape[0]
+    require(1 in (batch, rows) or batch == rows, f"q has {batch} rows, but state has {rows}")
+    wide = state.values.shape[3] if isinstance(state, CacheState) else held.shape[2]
+    shapes = Shapes(batch, time, heads, keys, keys if spec.memory.square else wide, 1, rows)
+    state_of(spec, state, shapes, held, "chunk")
+    return norm_of(spec, norm, shapes, held)

@@ -7,6 +7,7 @@ from importlib.util import find_spec
 
 import torch
 
+from . import checks
 from .algorithm import NonParametric
 from .forms.chunk import family
 from .memorize import Backend, Form, kernels_refuse
@@ -44,6 +45,7 @@ def explain(spec: Spec, device: torch.device | str = "cpu", *, gradients: bool =
     >>> print(explain(presets.gated_deltanet()))
     form chunk, backend torch, exact: a chunk's errors follow from one triangular system (WY transform); plain PyTorch on cpu
     """
+    checks.spec_of(spec)
     kind, device = family(spec), torch.device(device)
     backend: Backend = "torch"
     where = f"plain PyTorch on {device.type}"

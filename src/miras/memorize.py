@@ -70,8 +70,7 @@ def memorize(
     >>> y.shape, state.weights.shape
     (torch.Size([1, 10, 2, 4]), torch.Size([1, 2, 4, 4]))
     """
-    if not isinstance(spec, Spec):
-        raise ValueError(f"spec must be a Spec (miras.presets.get(name) gives one), got {spec!r}")
+    checks.spec_of(spec)
     size = checks.how(spec, form, chunk_size, backend)
     shapes = checks.tokens(spec, q, k, v, cu_seqlens)
     dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
@@ -268,5 +267,5 @@ def packed(
 
 def recall(spec: Spec, state: AnyState, q: Tensor, norm: tuple[Tensor, Tensor] | None = None) -> Tensor:
     """Read a memory without writing to it: ``[B,T,H,K] -> [B,T,H,V]``, every query from the same state."""
-    dtype = as_tuple(state.weights)[0].dtype
-    return read(spec, state, q.to(dtype), None if norm is None else Norm(norm[0].to(dtype), norm[1].to(dtype))).to(q.dtype)
+    gain = checks.queries(spec, state, q, norm)
+    return read(spec, state, q.to(as_tuple(state.weights)[0].dtype), gain).to(q.dtype)

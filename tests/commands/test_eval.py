@@ -153,7 +153,7 @@ def test_texts_that_are_refused(capsys, folder, tmp_path):
     path.write_bytes(b"")
     assert "is empty" in told(path)
     path.write_bytes(b"\xff\xfe")
-    assert "is not UTF-8 text" in told(path)
+    assert "is not UTF-8 text: byte 0 cannot be read" in told(path)
     lines = tmp_path / "a.jsonl"
     lines.write_text('{"text": "a"}\n{"body": "b"}\n')
     assert "a.jsonl, line 2: no text under 'text', it has body; --data.field names it" in told(lines)
@@ -259,7 +259,7 @@ def test_needles_are_written_to_learn_from(capsys, folder, tmp_path):
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ([], "s-niah-2 hides its needle in prose, and no haystack was given"),
+        ([], "s-niah-2 hides its needle in prose, and no haystack was given: give one (--haystack), or --tasks s-niah-1 alone"),
         (["--tasks", "s-niah-4"], "unknown task 's-niah-4': known are s-niah-1"),
         (["--tasks", "s-niah-1", "--lengths", "many"], "--lengths takes whole numbers"),
         (["--tasks", "s-niah-1", "--depths", "deep"], "--depths takes shares"),

@@ -96,6 +96,10 @@ CASES = {
         lambda: MirasConfig.preset("gla-anchored-tiny"),
         "gla has no anchored form: those that have are titans_lmm, moneta, yaad, memora",
     ),
+    "a slip in a field": (
+        lambda: MirasConfig.preset("yaad-tiny", hiden_size=32),
+        "MirasConfig has no field 'hiden_size', did you mean hidden_size?",
+    ),
     "heads": (lambda: MirasConfig(hidden_size=10, num_attention_heads=3), "hidden_size=10 is not a multiple of"),
     "no blocks": (lambda: MirasConfig(num_hidden_layers=0), "num_hidden_layers must be an integer of 1 or more, got 0"),
     "unknown spec": (lambda: MirasConfig(spec="yaadd"), "unknown preset 'yaadd'"),

@@ -338,6 +338,12 @@ def test_bad_input_is_one_line(lab, capsys):
     assert not (lab.root / "bad").exists()
 
 
+def test_sample_names_what_it_refuses(capsys):
+    for options, message in (("--tokens -1", "tokens must be > 0, got -1"), ("--top-k 0", "top_k must be > 0, got 0")):
+        assert main(["sample", "none", *options.split()]) == 2
+        assert capsys.readouterr().err == f"miras: {message}\n"
+
+
 def test_a_tokenizer_that_does_not_fit(lab, capsys):
     message = error_of(capsys, lab, "bad", "--model.vocab_size", "100")
     assert "the tokenizer bytes has 259 tokens and the model yaad-tiny room for 100: give --model.vocab_size 320" in message

@@ -1,1 +1,1 @@
-"""The commands that run a language model, one a file. Importing them imports nothing heavy."""
+"""The commands, one a file. Importing them imports nothing heavy."""

@@ -139,7 +139,7 @@ def from_transformers(name: str) -> PreTrainedTokenizerFast:
     try:
         inner = AutoTokenizer.from_pretrained(name)
     except (OSError, ValueError, KeyError) as error:
-        reason = " ".join(str(error).split())[:200]
+        reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
         raise ValueError(f"no such tokenizer: {name} is not 'bytes', a folder, or a name on the hub ({reason})") from None
     if not isinstance(inner, PreTrainedTokenizerFast):
         raise ValueError(f"the tokenizer {name} is a {type(inner).__name__}: only those with a tokenizer.json are taken")

@@ -106,10 +106,14 @@ def needle_tasks_of(names: Sequence[str] | None, haystack: Haystack | None) -> t
     """The tasks of some names, each once (all where None); those of prose are refused without any."""
     names = tuple(NEEDLE_TASKS) if names is None else tuple(dict.fromkeys(names))
     require(bool(names), f"no task was named: known are {', '.join(NEEDLE_TASKS)}")
+    plain = ", ".join(name for name, task in NEEDLE_TASKS.items() if not task.prose)
     for name in names:
         require(name in NEEDLE_TASKS, f"unknown task {name!r}: known are {', '.join(NEEDLE_TASKS)}")
         needs = NEEDLE_TASKS[name].prose
-        require(not needs or haystack is not None, f"{name} hides its needle in prose, and no haystack was given")
+        require(
+            not needs or haystack is not None,
+            f"{name} hides its needle in prose, and no haystack was given: give one (--haystack), or --tasks {plain} alone",
+        )
     return tuple(NEEDLE_TASKS[name] for name in names)
 
 

@@ -161,7 +161,7 @@ def plain_text(path: Path, span: tuple[int, int] | None = None) -> str:
     try:
         return raw.decode()
     except UnicodeDecodeError as error:
-        raise ValueError(f"{path} is not UTF-8 text: {error}") from None
+        raise ValueError(f"{path} is not UTF-8 text: byte {error.start} cannot be read") from None
 
 
 def _border(raw: bytes, place: int) -> int:

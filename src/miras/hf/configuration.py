@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import inspect
 from dataclasses import dataclass
 from typing import Any
@@ -146,6 +147,11 @@ class MirasConfig(PreTrainedConfig):
         32
         """
         spec, size, hybrid = _parse(name)
+        # transformers keeps a keyword that it does not know as an attribute, so a slip would change nothing in silence
+        fields = [field.name for field in dataclasses.fields(cls)]
+        for change in changes:
+            close = "".join(f", did you mean {other}?" for other in difflib.get_close_matches(change, fields, n=1))
+            require(change in fields, f"MirasConfig has no field {change!r}{close}")
         config = cls(
             **{
                 "spec": spec,

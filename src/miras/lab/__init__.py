@@ -1,1 +1,1 @@
-"""Small experiments with untrained memories, and the tables of the command line."""
+"""The recall experiment with untrained memories, the recall laboratory, experiments as plans, and the tables they print."""

@@ -208,25 +208,7 @@ def perform(
     """
     began = time.monotonic()
     run = Run(trial, device)
-    checks: list[Check] = []
-    clock, each = began, 0.0
-    for step in range(trial.steps):
-        if step == WARM:
-            clock = run.wait()
-        if step == WARM + TIMED:
-            each = (run.wait() - clock) / TIMED
-        if step == WARM + TIMED or (each and step % trial.check == 0):
-            needed = each * (trial.steps - step + READING_STEPS)
-            left = seconds - (time.monotonic() - began)
-            if needed > left:
-                raise OutOfTimeError(f"{trial.steps - step} steps of {each:.3f} s would take longer than the {left:.0f} s left")
-        loss, norm = run.step(step)
-        if (step + 1) % trial.check == 0 or step + 1 == trial.steps:
-            checks.append(Check(step + 1, float(loss), float(norm), run.score(trial.task, rows, 0)))
-            if progress is not None:
-                progress(checks[-1])
-            if checks[-1].score >= trial.task.solved or not math.isfinite(checks[-1].loss):
-                break
+    checks, each = train(run, began + seconds, rows, progress)
     trained = run.wait() - began
     readings = {
         name: finite(run.score(task, max(64, 2 * rows // (task.length // trial.task.length)), 1000))
@@ -248,3 +230,31 @@ def perform(
         "seconds_a_step": round(each, 5) if each else round(trained / checks[-1].step, 5),
         "curve": [[finite(round(value, 5)) for value in check] for check in checks],
     }
+
+
+def train(run: Run, deadline: float, rows: int, progress: Callable[[Check], None] | None = None) -> tuple[list[Check], float]:
+    """Take steps until the task is solved, the loss overflows or there are no more; every check, and seconds a step or 0.
+
+    Where the steps that are left would end after ``deadline``, an :class:`OutOfTimeError`.
+    """
+    trial = run.trial
+    checks: list[Check] = []
+    clock = each = 0.0
+    for step in range(trial.steps):
+        if step == WARM:
+            clock = run.wait()
+        if step == WARM + TIMED:
+            each = (run.wait() - clock) / TIMED
+        if step == WARM + TIMED or (each and step % trial.check == 0):
+            needed = each * (trial.steps - step + READING_STEPS)
+            left = deadline - time.monotonic()
+            if needed > left:
+                raise OutOfTimeError(f"{trial.steps - step} steps of {each:.3f} s would take longer than the {left:.0f} s left")
+        loss, norm = run.step(step)
+        if (step + 1) % trial.check == 0 or step + 1 == trial.steps:
+            checks.append(Check(step + 1, float(loss), float(norm), run.score(trial.task, rows, 0)))
+            if progress is not None:
+                progress(checks[-1])
+            if checks[-1].score >= trial.task.solved or not math.isfinite(checks[-1].loss):
+                break
+    return checks, each

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -18,7 +18,7 @@ from ..hf.loss import chunked_cross_entropy
 from ..spec import Spec
 from ..types import require
 from .config import ModelConfig
-from .options import converted
+from .options import called
 
 
 class Objective(nn.Module):
@@ -84,14 +84,8 @@ def chosen_spec(name: str, choices: tuple[str, ...]) -> Spec:
     preset = presets.PRESETS.get(name.split("-")[0])
     require(preset is not None, f"model.choices are arguments of a preset, and {name} names none of them")
     assert preset is not None
-    hints = get_type_hints(preset)
-    given: dict[str, Any] = {"anchor": True} if "anchored" in name.split("-") else {}
-    for choice in choices:
-        key, _, value = choice.partition("=")
-        known = sorted(hints.keys() - {"return"})
-        require(key in known, f"model.choices: {preset.__name__} has no argument {key!r}, it has {', '.join(known) or 'none'}")
-        given[key] = converted(value, hints[key], f"model.choices: {key}")
-    return preset(**given)
+    given = {"anchor": True} if "anchored" in name.split("-") else {}
+    return called(preset, choices, "model.choices", **given)
 
 
 def model_config(config: ModelConfig, tokenizer: Tokenizer) -> MirasConfig:

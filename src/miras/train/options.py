@@ -9,15 +9,17 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import difflib
+import inspect
 import sys
 import types
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from ..types import require
 
 ConfigT = TypeVar("ConfigT")
+Made = TypeVar("Made")
 WORDS: dict[Any, str] = {int: "an integer", float: "a number", bool: "true or false", str: "text", types.NoneType: "none"}
 
 
@@ -148,6 +150,18 @@ def converted(value: Any, hint: Any, where: str) -> Any:
         return as_type(value, hint)
     except ValueError:
         raise ValueError(f"{where} is {expected(hint)}, got {value!r}") from None
+
+
+def called(maker: Callable[..., Made], assignments: Iterable[str], where: str, **given: Any) -> Made:
+    """What a function makes of arguments written as ``name=value``, each as the type that it is annotated with."""
+    hints, known = get_type_hints(maker), list(inspect.signature(maker).parameters)
+    for assignment in assignments:
+        key, equals, value = assignment.partition("=")
+        named = f"{maker.__name__} has no argument {key!r}, it has {', '.join(known) or 'none'}"
+        require(key in known, f"{where}: {named}")
+        require(bool(equals), f"{where} takes NAME=VALUE, got {assignment!r}")
+        given[key] = converted(value, hints[key], f"{where}: {key}")
+    return maker(**given)
 
 
 def as_type(value: Any, hint: Any) -> Any:

@@ -24,7 +24,9 @@ def sample(
         seed: of the draws.
         device: where to compute.
     """
-    require(temperature >= 0 and tokens > 0 and top_k > 0, "tokens and top_k must be > 0, temperature >= 0")
+    require(tokens > 0, f"tokens must be > 0, got {tokens}")
+    require(top_k > 0, f"top_k must be > 0, got {top_k}")
+    require(temperature >= 0, f"temperature must be >= 0, got {temperature}")
     model, tokenizer = load(name)
     model.to(torch.device(device))
     ids = tokenizer(prompt, return_tensors="pt", add_special_tokens=False).input_ids
