@@ -37,11 +37,16 @@ def percent(share: float) -> str:
     return f"{100 * share:g} %"
 
 
+def seeds_of(settings: Settings) -> str:
+    """How many seeds, in words."""
+    return "1 seed" if settings.seeds == 1 else f"{settings.seeds} seeds"
+
+
 def headline(settings: Settings) -> str:
     """What the table shows."""
     return (
         f"Recall of {settings.pairs} random pairs in dimension {settings.dim}: mean cosine to the true value over "
-        f"{settings.seeds} seeds (1 perfect, 0 chance),\nwith a share of the values replaced by noise {MAGNITUDE:g} times as "
+        f"{seeds_of(settings)} (1 perfect, 0 chance),\nwith a share of the values replaced by noise {MAGNITUDE:g} times as "
         f"large; gates tuned at {percent(settings.outliers[settings.middle])}."
     )
 
@@ -111,7 +116,7 @@ def picture(outcomes: Mapping[str, Outcome], settings: Settings) -> bytes:
     by_age.set_ylabel("recall: mean cosine to the true value\n(1 = perfect, 0 = chance)")
     figure.suptitle(
         f"How well untrained memories recall {settings.pairs} random pairs (dimension {settings.dim}, "
-        f"noise {MAGNITUDE:g} times as large as a value, mean of {settings.seeds} seeds)"
+        f"noise {MAGNITUDE:g} times as large as a value, mean of {seeds_of(settings)})"
     )
     handles, labels = by_age.get_legend_handles_labels()
     legend = "solid: deep memory\ndashed: shallow memory"
