@@ -38,6 +38,12 @@ class Rows(NamedTuple):
     @classmethod
     def _made(cls, lengths: tuple[int, ...], size: int, device: torch.device) -> Rows:
         counts = [-(-length // size) for length in lengths]
+        if len(set(lengths)) == 1:
+            # made where they are needed: a compiled call would copy them there every time
+            each = torch.arange(len(lengths), device=device)
+            return cls(
+                each * lengths[0], torch.full_like(each, lengths[0]), each * counts[0], each.repeat_interleave(counts[0])
+            )
         first, starts = ([0, *accumulate(x)][:-1] for x in (lengths, counts))
         row = [i for i, count in enumerate(counts) for _ in range(count)]
         tensors = (torch.tensor(x, dtype=torch.int64).to(device, non_blocking=True) for x in (first, lengths, starts, row))
