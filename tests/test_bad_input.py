@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from inputs import draw
-from miras import Gates, Spec, algorithm, bias, explain, memorize, memory, presets, recall, retention
+from miras import Gates, Spec, algorithm, bias, checks, explain, memorize, memory, presets, recall, retention
 
 
 def call(spec=None, **changes):
@@ -175,3 +175,13 @@ def test_parts_check_themselves(make, message):
     with pytest.raises(ValueError, match=message) as error:
         make()
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("name", checks.LIMITS)
+@pytest.mark.parametrize("bad", [-1.0, 0.0, 0.5, 1.0, float("inf"), float("-inf"), float("nan")])
+def test_a_gates_extremes_decide_as_all_its_values_do(name, bad):
+    """What an accelerator looks at, lest it be waited for."""
+    limit = checks.LIMITS[name]
+    value = torch.full((3, 4), -0.5 if name.startswith("log") else 0.5)
+    value[1, 2] = bad
+    assert bool(limit.test(limit.extreme(value)).all()) == bool(limit.test(value).all())

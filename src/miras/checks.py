@@ -30,14 +30,27 @@ class Shapes(NamedTuple):
     rows: int
 
 
-LIMITS: dict[str, tuple[str, Callable[[Tensor], Tensor]]] = {
-    "eta": (">= 0", lambda x: x >= 0),
-    "log_alpha": ("<= 0 (a logarithm of at most 1)", lambda x: x <= 0),
-    "log_beta": ("<= 0 (a logarithm of at most 1)", lambda x: x <= 0),
-    "delta": (">= 0", lambda x: x >= 0),
-    "mu": ("in [0, 1)", lambda x: (x >= 0) & (x < 1)),
-    "ridge": ("> 0", lambda x: x > 0),
-    "kappa": ("finite", torch.isfinite),
+class Limit(NamedTuple):
+    """What a gate may be: in words, as a test of each value, and the values that decide for all of them, a NaN first."""
+
+    allowed: str
+    test: Callable[[Tensor], Tensor]
+    extreme: Callable[[Tensor], Tensor]
+
+
+def both(x: Tensor) -> Tensor:
+    """The least and the largest value."""
+    return torch.stack(torch.aminmax(x))
+
+
+LIMITS = {
+    "eta": Limit(">= 0", lambda x: x >= 0, torch.amin),
+    "log_alpha": Limit("<= 0 (a logarithm of at most 1)", lambda x: x <= 0, torch.amax),
+    "log_beta": Limit("<= 0 (a logarithm of at most 1)", lambda x: x <= 0, torch.amax),
+    "delta": Limit(">= 0", lambda x: x >= 0, torch.amin),
+    "mu": Limit("in [0, 1)", lambda x: (x >= 0) & (x < 1), both),
+    "ridge": Limit("> 0", lambda x: x > 0, torch.amin),
+    "kappa": Limit("finite", torch.isfinite, both),
 }
 
 
@@ -153,12 +166,13 @@ def _shaped(gate: Gate, value: Tensor, shapes: Shapes, spec: Spec) -> Tensor:
 
 def _limits(name: str, value: Tensor) -> None:
     """Refuse values outside a gate's range, NaN among them; on an accelerator without waiting for it."""
-    allowed, test = LIMITS[name]
+    allowed, test, extreme = LIMITS[name]
     message = f"gates.{name} must be {allowed} everywhere"
+    if value.numel() == 0:
+        return
     if torch.compiler.is_compiling() or value.device.type != "cpu":
-        # both extremes in one pass over memory; a NaN is both
-        lowest, highest = value.detach().aminmax()
-        torch._assert_async(test(lowest) & test(highest), message)
+        # one pass over memory and few launches
+        torch._assert_async(test(extreme(value.detach())).all(), message)
         return
     good = test(value.detach())
     if not bool(good.all()):
