@@ -2,9 +2,12 @@
 
 import json
 import math
+import multiprocessing
 import os
 import shutil
 import signal
+import subprocess
+import time
 
 import matplotlib.image
 import pytest
@@ -199,16 +202,22 @@ def test_a_full_disk(lab, monkeypatch, capsys):
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_signals_save_before_leaving(lab, monkeypatch, number, capsys):
-    real = loop.one_step
+@pytest.mark.parametrize("readers", [0, 2])
+def test_signals_save_before_leaving(lab, monkeypatch, number, readers, capsys):
+    """A terminal and a scheduler send them to the processes that read the data as well."""
+    real, reached = loop.one_step, []
 
     def signalled(job, place, *rest):
         if place.step == 4:
-            os.kill(os.getpid(), number)
+            reached.extend(child.pid for child in multiprocessing.active_children())
+            # by a process of its own: a reader takes its parent's for the end
+            subprocess.run(["kill", f"-{number.value}", *map(str, (os.getpid(), *reached))], check=True)
+            time.sleep(0.2)
         return real(job, place, *rest)
 
     monkeypatch.setattr(loop, "one_step", signalled)
-    assert lab.here("left", *STEPS, "--save.every", "100") == 128 + number
+    assert lab.here("left", *STEPS, "--save.every", "100", "--data.workers", str(readers)) == 128 + number
+    assert len(reached) == readers
     assert f"stopped by {number.name} after step 5, which was saved" in capsys.readouterr().err
     assert [path.name for path in lab.checkpoints("left")] == ["step-00000005"]
     monkeypatch.undo()

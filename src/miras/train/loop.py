@@ -125,8 +125,9 @@ def as_it_is(batches: list[Batch]) -> list[Batch]:
 
 
 def leave_signals(worker: int) -> None:
-    """Ctrl-C reaches every process of a terminal; a reader leaves it to the trainer."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    """A terminal's Ctrl-C and a scheduler's SIGTERM reach every process; a reader leaves them to the trainer."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
 
 
 def timed(batches: DataLoader[list[Batch]]) -> Iterator[tuple[list[Batch], float]]:
