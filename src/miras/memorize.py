@@ -137,7 +137,7 @@ def choose(call: Call, size: int, backend: Backend, packed: bool) -> How:
     if backend != "fla":
         if not packed and decodes(call):
             return "decode"
-        reason = kernels_refuse(spec, q.device, q.dtype, q.shape[3], size, call.gates)
+        reason = kernels_refuse(spec, q.device, q.dtype, q.shape[3], size, call.gates, named)
         if reason is None:
             return "triton"
     if backend != "triton":
@@ -182,14 +182,24 @@ def fused(call: Call, how: How, size: int, cu_seqlens: Tensor | None) -> tuple[T
 
 
 def kernels_refuse(
-    spec: Spec, device: torch.device, dtype: torch.dtype, channels: int, size: int, gates: Gates | None = None
+    spec: Spec,
+    device: torch.device,
+    dtype: torch.dtype,
+    channels: int,
+    size: int,
+    gates: Gates | None = None,
+    named: bool = False,
 ) -> str | None:
-    """Why the fused kernels cannot run a call, or None where they can; without ``gates`` those are taken to fit."""
+    """Why the fused kernels cannot run a call or, unless they are named, should not, or None where they run it.
+
+    Without ``gates`` those are taken to fit.
+    """
     if find_spec("triton") is None:
         return "Triton is not installed: pip install 'miras-torch[gpu]'"
     from .kernels.mlp import why_not
+    from .kernels.proven import elsewhere
 
-    return why_not(spec, device, dtype, channels, size, gates)
+    return why_not(spec, device, dtype, channels, size, gates) or (None if named else elsewhere(device))
 
 
 def fused_packed(call: Call, bounds: list[int], size: int) -> tuple[Tensor, AnyState]:

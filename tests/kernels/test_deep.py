@@ -12,7 +12,8 @@ from torch.utils.checkpoint import checkpoint
 from comparison import DEVICE, compared, gradients, on_device, parts, read_as, same, tame
 from inputs import cut_gates, draw, leaves, relative
 from miras import Spec, algorithm, bias, explain, memorize, memory, presets, retention
-from miras.kernels import biases, deep_op
+from miras.kernels import biases, deep_op, launch
+from miras.memorize import kernels_refuse
 from miras.types import Gates, Rule, State
 
 SPECS = {
@@ -246,6 +247,15 @@ def test_explain_says_which_backend_a_gpu_gets():
     assert explain(presets.yaad(), "cuda").backend == "triton"
     assert "fuse the 1- and 2-layer MLP" in explain(presets.titans_lmm(depth=3), "cuda").reason
     assert explain(presets.yaad(), "cpu").backend == "torch"
+
+
+def test_a_gpu_that_nobody_compared_them_on_gets_them_by_name_alone(monkeypatch):
+    gpu, spec = torch.device("cuda"), presets.yaad()
+    monkeypatch.setattr(launch, "CAPABILITY", (8, 0))
+    assert "not on compute capability 8.0" in explain(spec, gpu).reason and explain(spec, gpu).backend == "torch"
+    assert kernels_refuse(spec, gpu, torch.bfloat16, 64, 64, named=True) is None
+    monkeypatch.setattr(launch, "CAPABILITY", (9, 0))
+    assert explain(spec, gpu).backend == "triton"
 
 
 @pytest.mark.parametrize("name", CARRIED)

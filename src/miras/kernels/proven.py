@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from . import launch
 from .launch import DOTS, INTERPRETED
 
 # chunk sizes and channels a head, of each dtype
@@ -28,6 +29,17 @@ def unproven(proven: Proven, device: torch.device, dtype: torch.dtype, channels:
         allowed = shapes if sizes else "16-bit or float32 tokens"
         return f"in {dtype} the kernels are proven for {allowed}, not for {size} and {channels}"
     return None
+
+
+def elsewhere(device: torch.device) -> str | None:
+    """Why a GPU is not one that kernels were compared on, or None where it is, or where there is none to ask."""
+    if device.type != "cuda" or launch.CAPABILITY in (None, launch.HOPPER):
+        return None
+    major, minor = launch.CAPABILITY
+    return (
+        f"the kernels were compared with float64 on Hopper alone, not on compute capability {major}.{minor}: backend='triton' asks for "
+        "them, and benchmarks/kernel_numerics.py compares them"
+    )
 
 
 def _listed(numbers: tuple[int, ...]) -> str:
