@@ -73,3 +73,17 @@ def compared(spec, tolerance=2e-5, size=16, cu_seqlens=None, **sizes):
         made = {"y": y} | parts(state)
         results.append(made | gradients(made, leaves(*arguments)))
     same(results[1], results[0], tolerance)
+
+
+def continued(spec, bounds, arguments):
+    """Packed sequences' states, of either backend, go on to the same place in plain PyTorch; the places in their chunks."""
+    q, k, v, gates, keywords = arguments
+    ends = {}
+    for backend in ("torch", "triton"):
+        _, state = memorize(spec, q, k, v, gates, chunk_size=16, backend=backend, cu_seqlens=bounds, **keywords)
+        _, ends[backend] = memorize(
+            spec, q, k, v, gates, chunk_size=16, backend="torch", cu_seqlens=bounds, state=state, norm=keywords["norm"]
+        )
+    same(parts(ends["triton"]), parts(ends["torch"]), 2e-5)
+    assert ends["torch"].chunk.position.tolist() == ends["triton"].chunk.position.tolist()
+    return ends["triton"].chunk.position.tolist()

@@ -178,7 +178,7 @@ def fused(call: Call, how: How, size: int, cu_seqlens: Tensor | None) -> tuple[T
         return decode.run(*call[:6], call.state, size)
     if cu_seqlens is not None:
         return fused_packed(call, cu_seqlens.tolist(), size)
-    return fused_rows(*call[:6], call.state, size)
+    return fused_rows(call, size)
 
 
 def kernels_refuse(
@@ -204,37 +204,34 @@ def kernels_refuse(
 
 def fused_packed(call: Call, bounds: list[int], size: int) -> tuple[Tensor, AnyState]:
     """Packed sequences by the kernels; by plain PyTorch where one of them goes on in the middle of a chunk."""
-    from .kernels.mlp import run
+    from .kernels.mlp import operator
 
     assert isinstance(call.state, State)
     if call.state.chunk is not None and call.state.chunk.position.any():
         return packed(*call.to(torch.float32), bounds, "chunk", size)
-    return run(*call[:6], call.state, size, [right - left for left, right in itertools.pairwise(bounds)])
+    return operator(call.spec)(*call, size, [right - left for left, right in itertools.pairwise(bounds)])
 
 
-def fused_rows(
-    spec: Spec, q: Tensor, k: Tensor, v: Tensor, gates: Gates, norm: Norm | None, start: State, size: int
-) -> tuple[Tensor, AnyState]:
+def fused_rows(call: Call, size: int) -> tuple[Tensor, AnyState]:
     """Rows of one length by the kernels; what is left of a begun chunk before them by plain PyTorch."""
-    from .kernels.mlp import run
+    from .kernels.mlp import operator
 
-    begun = [0] if start.chunk is None else start.chunk.position.tolist()
+    spec, q, k, v, gates, _, state = call
+    assert isinstance(state, State)
+    begun = [0] if state.chunk is None else state.chunk.position.tolist()
     if len(set(begun)) > 1:
-        return chunk(*Call(spec, q, k, v, gates, norm, start).to(torch.float32), size)
+        return chunk(*call.to(torch.float32), size)
     head = min(-begun[0] % size, q.shape[1])
     outputs: list[Tensor] = []
-    state: AnyState = start
     for left, right in ((0, head), (head, q.shape[1])):
         if left == right:
             continue
         own = Gates(*(None if gate is None else gate[:, left:right] for gate in gates))
-        cut = (q[:, left:right], k[:, left:right], v[:, left:right])
+        part = call._replace(q=q[:, left:right], k=k[:, left:right], v=v[:, left:right], gates=own, state=state)
         if left == head:
-            assert isinstance(state, State)
-            y, state = run(spec, *cut, own, norm, state, size, [right - left] * q.shape[0])
+            y, state = operator(spec)(*part, size, [right - left] * q.shape[0])
         else:
-            begun_chunk = Call(spec, *cut, own, norm, state).to(torch.float32)
-            y, state = chunk(*begun_chunk, size)
+            y, state = chunk(*part.to(torch.float32), size)
         outputs.append(y.to(v.dtype))
     return (torch.cat(outputs, 1) if len(outputs) > 1 else outputs[0] if outputs else torch.zeros_like(v)), state
 

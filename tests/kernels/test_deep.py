@@ -9,7 +9,7 @@ import triton.language as tl
 from torch.utils import _pytree as pytree
 from torch.utils.checkpoint import checkpoint
 
-from comparison import DEVICE, compared, gradients, on_device, parts, read_as, same, tame
+from comparison import DEVICE, compared, continued, gradients, on_device, parts, read_as, same, tame
 from inputs import cut_gates, draw, leaves, relative
 from miras import Spec, algorithm, bias, explain, memorize, memory, presets, retention
 from miras.kernels import biases, deep_op, launch
@@ -148,15 +148,8 @@ def test_packed_sequences_values_states_and_every_gradient(name):
     """Lengths of no whole number of chunks; the open chunks' states continue."""
     spec, bounds = SPECS[name], torch.tensor([0, 21, 24, 40])
     compared(spec, B=1, T=40, H=1, K=16, cu_seqlens=bounds)
-    q, k, v, gates, keywords = on_device(tame(spec, B=1, T=40, H=1, K=16), torch.float32)
-    ends = {}
-    for backend in ("torch", "triton"):
-        _, state = memorize(spec, q, k, v, gates, chunk_size=16, backend=backend, cu_seqlens=bounds, **keywords)
-        _, ends[backend] = memorize(
-            spec, q, k, v, gates, chunk_size=16, backend="torch", cu_seqlens=bounds, state=state, norm=keywords["norm"]
-        )
-    assert ends["torch"].chunk.position.tolist() == ends["triton"].chunk.position.tolist() == [10, 6, 0]
-    same(parts(ends["triton"]), parts(ends["torch"]), 2e-5)
+    arguments = on_device(tame(spec, B=1, T=40, H=1, K=16), torch.float32)
+    assert continued(spec, bounds, arguments) == [10, 6, 0]
 
 
 @dataclass(frozen=True, kw_only=True)

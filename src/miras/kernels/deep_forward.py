@@ -41,7 +41,7 @@ def forward(given: Given) -> tuple[Result, Saved]:
     prepare[grid](
         q, k, eta, log_alpha, saved.scores2, saved.late_q, saved.late, saved.late_k, saved.kept, saved.total, saved.sizes,
         kappa, grown, saved.slow, saved.slow_k,
-        *places, rows.row, heads, channels, *steps, *decays, **say.pairs,
+        *places, rows.row, heads, channels, *steps, *decays, BLOCK=min(16, size), **say.pairs,
     )  # fmt: skip
     states = (
         weights.w1, weights.w2, *anchors, *norm, saved.starts1, saved.starts2, saved.u1, saved.late_u1, saved.o, *result[1:5],

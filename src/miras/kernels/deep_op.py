@@ -21,7 +21,7 @@ from .arguments import Given, Link, Momentum, Result, Rows, Saved, Tokens, Weigh
 from .biases import Fused, fused
 from .deep_backward import backward
 from .deep_forward import empty_result, empty_saved, forward
-from .launch import INTERPRETED
+from .launch import INTERPRETED, arrived, given_back
 from .lead_tokens import lead_of
 from .momentum import factors
 from .proven import Proven, unproven
@@ -163,12 +163,8 @@ def deep_backward(
     own = lead_of(tokens, log_anchors, rows, size) if link.mass1 > 0 else None
     given = Given(tokens, weights, _momentum(momentum), own, rows, size, Fused(bias, p), link)
     dtokens, dweights, dmomentum, dlead = backward(given, (saved[0], saved[1]), Saved(*saved[2:]), Result(*outer))
-    pairs = zip((*dtokens, *dweights), (*tokens, *weights), strict=True)
-    return [
-        *(q.new_empty(0) if d is None or x is None else d.to(x.dtype) for d, x in pairs),
-        *(dmomentum or ()),
-        *([] if dlead is None else dlead[-2:]),
-    ]
+    own_gradients = given_back(q, (*dtokens, *dweights), (*tokens, *weights))
+    return [*own_gradients, *(dmomentum or ()), *([] if dlead is None else dlead[-2:])]
 
 
 @deep_backward.register_fake
@@ -188,9 +184,7 @@ def _backward(ctx: Any, grads_out: list[Tensor | None]) -> tuple[Tensor | list[T
     it = iter(ctx.saved_tensors)
     own, momentum, log_anchors, rows = (list(islice(it, count)) for count in ctx.counts)
     saved, split = list(it), 12 + len(momentum)
-    kinds = (own[0], *[own[6]] * 6)
-    pairs = zip(grads_out[:7], kinds, ctx.results, strict=True)
-    outer = [x.new_zeros(shape) if g is None else g.contiguous() for g, x, shape in pairs]
+    outer = arrived(grads_out[:7], (own[0], *[own[6]] * 6), ctx.results)
     grads = deep_backward(*own, momentum, log_anchors, *rows, saved, outer, *ctx.settings)
     return (
         *(None if x is None else grad for x, grad in zip(own, grads[:12], strict=True)),

@@ -32,6 +32,7 @@ from .tiles import (
     rows,
     spacing,
     standardise,
+    stretch,
     tile,
     weight,
 )
@@ -48,26 +49,24 @@ def accumulate(
     block: tl.constexpr = (W + WB - 1) // WB
     number = tl.program_id(0).to(tl.int64) // block
     c = tl.program_id(0) % block * WB + tl.arange(0, WB)
-    row = tl.load(row_ptr + number)
-    begin = (number - tl.load(chunk_ptr + row)) * C
-    first, left = tl.load(first_ptr + row) + begin, tl.load(length_ptr + row) - begin
+    first, count = stretch(number, row_ptr, first_ptr, length_ptr, chunk_ptr, C)
     inside = c < W
     total = tl.zeros([WB], tl.float32)
     for t in range(0, C, 4):
         # four at once: a load does not pass a store before it, and would wait for memory each time
         at, slot = (first + t) * W + c, c * 0 + t
-        a = tl.load(log_alpha_ptr + at, mask=inside & (slot >= LED) & (slot < left), other=0.0).to(tl.float32)
-        b = tl.load(log_alpha_ptr + at + W, mask=inside & (slot + 1 < left), other=0.0).to(tl.float32)
-        e = tl.load(log_alpha_ptr + at + 2 * W, mask=inside & (slot + 2 < left), other=0.0).to(tl.float32)
-        f = tl.load(log_alpha_ptr + at + 3 * W, mask=inside & (slot + 3 < left), other=0.0).to(tl.float32)
+        a = tl.load(log_alpha_ptr + at, mask=inside & (slot >= LED) & (slot < count), other=0.0).to(tl.float32)
+        b = tl.load(log_alpha_ptr + at + W, mask=inside & (slot + 1 < count), other=0.0).to(tl.float32)
+        e = tl.load(log_alpha_ptr + at + 2 * W, mask=inside & (slot + 2 < count), other=0.0).to(tl.float32)
+        f = tl.load(log_alpha_ptr + at + 3 * W, mask=inside & (slot + 3 < count), other=0.0).to(tl.float32)
         a = total + tl.maximum(a, LOWEST)
         b = a + tl.maximum(b, LOWEST)
         e = b + tl.maximum(e, LOWEST)
         total = e + tl.maximum(f, LOWEST)
-        tl.store(total_ptr + at, a, mask=inside & (slot < left))
-        tl.store(total_ptr + at + W, b, mask=inside & (slot + 1 < left))
-        tl.store(total_ptr + at + 2 * W, e, mask=inside & (slot + 2 < left))
-        tl.store(total_ptr + at + 3 * W, total, mask=inside & (slot + 3 < left))
+        tl.store(total_ptr + at, a, mask=inside & (slot < count))
+        tl.store(total_ptr + at + W, b, mask=inside & (slot + 1 < count))
+        tl.store(total_ptr + at + 2 * W, e, mask=inside & (slot + 2 < count))
+        tl.store(total_ptr + at + 3 * W, total, mask=inside & (slot + 3 < count))
 
 
 @triton.jit
@@ -355,7 +354,7 @@ def finish(
     q_ptr, eta_ptr, total_ptr, sizes_ptr, u1_ptr, scores1_ptr, o_ptr, o_anchor_ptr, y_ptr, gain_ptr, shift_ptr,
     kappa_ptr, sigma_ptr, o_speed_ptr, norms_ptr, first_ptr, length_ptr, chunk_ptr, row_ptr, H: tl.constexpr, D: tl.constexpr,
     eta_token, eta_head, eta_d, alpha_token, alpha_head, alpha_d,
-    C: tl.constexpr, DP: tl.constexpr, BLOCK: tl.constexpr,
+    C: tl.constexpr, DP: tl.constexpr,
     HAS_ALPHA: tl.constexpr, ANCHORED: tl.constexpr, MOMENTUM: tl.constexpr, LINK: tl.constexpr, LED: tl.constexpr,
     DOT: tl.constexpr, PRECISION: tl.constexpr, FAST: tl.constexpr,
 ):

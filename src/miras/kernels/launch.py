@@ -97,7 +97,7 @@ def _options(
         scan_backward_resident=resident,
         reads_resident=resident and not (anchored and moves),
         wide=wide,
-        pairs=shape | paired | alpha | momentum | led | fast | {"BLOCK": min(16, size), "num_warps": warps},
+        pairs=shape | paired | alpha | momentum | led | fast | {"num_warps": warps},
         gates=alpha | momentum | led | fast | {"C": size} | (FULL if moves else {"num_warps": 4}),
         led=led,
         moved=momentum | linked | mapped,
@@ -126,6 +126,18 @@ def in_width(gradient: Tensor | None, gate: Tensor | None) -> Tensor | None:
     if gate is None or gradient is None:
         return None
     return gradient if gate.shape[2] > 1 else gradient.sum(2, keepdim=True)
+
+
+def arrived(gradients: list[Tensor | None], like: tuple[Tensor, ...], shapes: list[torch.Size]) -> list[Tensor]:
+    """The gradients of an operator's results, zeros where nothing arrived."""
+    pairs = zip(gradients, like, shapes, strict=True)
+    return [x.new_zeros(shape) if g is None else g.contiguous() for g, x, shape in pairs]
+
+
+def given_back(q: Tensor, gradients: tuple[Tensor | None, ...], inputs: tuple[Tensor | None, ...]) -> list[Tensor]:
+    """The gradients of an operator's arguments in their dtypes, empty where there is none: an operator returns no None."""
+    pairs = zip(gradients, inputs, strict=True)
+    return [q.new_empty(0) if d is None or x is None else d.to(x.dtype) for d, x in pairs]
 
 
 def rounded(anchors: tuple[Tensor | None, Tensor | None], q: Tensor) -> list[Tensor | None]:

@@ -14,25 +14,18 @@ from torch import Tensor
 
 from .arguments import Lead, Rows, Tokens
 from .launch import strides
-from .tiles import chunk_and_head
-
-
-@triton.jit
-def first_token(number, row_ptr, first_ptr, chunk_ptr, C: tl.constexpr):
-    """The first token of chunk ``number`` among all tokens."""
-    row = tl.load(row_ptr + number)
-    return tl.load(first_ptr + row) + (number - tl.load(chunk_ptr + row)) * C
+from .tiles import chunk_and_head, stretch
 
 
 @triton.jit
 def gather(
     k_ptr, v_ptr, eta_ptr, log_alpha_ptr, delta_ptr, own_k_ptr, own_v_ptr, own_eta_ptr, own_log_ptr, own_delta_ptr,
-    first_ptr, chunk_ptr, row_ptr, eta_token, eta_head, eta_d, alpha_token, alpha_head, alpha_d, delta_token, delta_head, delta_d,
+    first_ptr, length_ptr, chunk_ptr, row_ptr, eta_token, eta_head, eta_d, alpha_token, alpha_head, alpha_d, delta_token, delta_head, delta_d,
     H: tl.constexpr, D: tl.constexpr, C: tl.constexpr, DP: tl.constexpr, HAS_DELTA: tl.constexpr,
 ):  # fmt: skip
     """One program a chunk and head: the token and its gates, in float32 and channel by channel."""
     number, head = chunk_and_head(H)
-    token = first_token(number, row_ptr, first_ptr, chunk_ptr, C)
+    token, _ = stretch(number, row_ptr, first_ptr, length_ptr, chunk_ptr, C)
     d = tl.arange(0, DP)
     inside, own, here = d < D, (number * H + head) * D + d, (token * H + head) * D + d
     tl.store(own_k_ptr + own, tl.load(k_ptr + here, mask=inside), mask=inside)
@@ -48,11 +41,11 @@ def gather(
 @triton.jit
 def scatter(
     dk_ptr, dv_ptr, deta_ptr, dlog_ptr, ddelta_ptr, own_k_ptr, own_v_ptr, own_eta_ptr, own_log_ptr, own_delta_ptr,
-    first_ptr, chunk_ptr, row_ptr, H: tl.constexpr, D: tl.constexpr, C: tl.constexpr, DP: tl.constexpr, HAS_DELTA: tl.constexpr,
+    first_ptr, length_ptr, chunk_ptr, row_ptr, H: tl.constexpr, D: tl.constexpr, C: tl.constexpr, DP: tl.constexpr, HAS_DELTA: tl.constexpr,
 ):  # fmt: skip
     """One program a chunk and head: what arrives at the own steps; among the others the token had neither a step nor a decay."""
     number, head = chunk_and_head(H)
-    token = first_token(number, row_ptr, first_ptr, chunk_ptr, C)
+    token, _ = stretch(number, row_ptr, first_ptr, length_ptr, chunk_ptr, C)
     d = tl.arange(0, DP)
     inside, own, here = d < D, (number * H + head) * D + d, (token * H + head) * D + d
     dk, dv = tl.load(dk_ptr + here, mask=inside).to(tl.float32), tl.load(dv_ptr + here, mask=inside).to(tl.float32)
@@ -71,7 +64,7 @@ def lead_of(tokens: Tokens, log_anchors: list[Tensor], rows: Rows, size: int) ->
     shape = (len(rows.row), *k.shape[1:])
     own = [torch.empty(0 if x is None else shape, device=k.device) for x in (k, v, eta, log_alpha, delta)]
     gather[(shape[0] * shape[1],)](
-        k, v, eta, log_alpha, delta, *own, rows.first, rows.chunk, rows.row, *strides(eta), *strides(log_alpha), *strides(delta),
+        k, v, eta, log_alpha, delta, *own, *rows, *strides(eta), *strides(log_alpha), *strides(delta),
         *shape[1:], C=size, DP=triton.next_power_of_2(shape[2]), HAS_DELTA=delta is not None, num_warps=1,
     )  # fmt: skip
     return Lead(*own, *log_anchors)
@@ -81,6 +74,6 @@ def joined(gradients: tuple[Tensor | None, ...], own: Lead, rows: Rows, size: in
     """Those of k, v, eta, log alpha and delta ``[T,H,D]`` take in what arrives at the own steps."""
     number, heads, channels = own.k.shape
     scatter[(number * heads,)](
-        *gradients, *own[:5], rows.first, rows.chunk, rows.row, heads, channels,
+        *gradients, *own[:5], *rows, heads, channels,
         C=size, DP=triton.next_power_of_2(channels), HAS_DELTA=gradients[-1] is not None, num_warps=1,
     )  # fmt: skip

@@ -16,6 +16,7 @@ from ..spec import Spec
 from ..types import Gates, Norm, State
 from .arguments import Rows, Tokens
 from .biases import Fused, fused
+from .launch import arrived, given_back
 from .linear_passes import Result, Saved, Weight, backward, empty_result, empty_saved, forward
 from .proven import Proven, unproven
 from .states import decays_linearly, gain_and_shift, laid_out, opened
@@ -106,8 +107,7 @@ def linear_backward(
     tokens, weight = Tokens(q, k, v, eta, log_alpha, delta), Weight(w, anchor, gain, shift)
     rows = Rows(first, length, chunk, row)
     dtokens, dweight = backward(tokens, weight, rows, size, Fused(bias, p), Saved(*saved), Result(*outer))
-    pairs = zip((*dtokens, *dweight), (*tokens, *weight), strict=True)
-    return [q.new_empty(0) if d is None or x is None else d.to(x.dtype) for d, x in pairs]
+    return given_back(q, (*dtokens, *dweight), (*tokens, *weight))
 
 
 @linear_backward.register_fake
@@ -124,9 +124,7 @@ def _remember(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
 
 def _backward(ctx: Any, grads_out: list[Tensor | None]) -> tuple[Tensor | None, ...]:
     own, rows, saved = ctx.saved_tensors[:OWN], ctx.saved_tensors[OWN : OWN + 4], ctx.saved_tensors[OWN + 4 :]
-    kinds = (own[0], own[TOKENS], own[TOKENS])
-    pairs = zip(grads_out[:RESULTS], kinds, ctx.shapes, strict=True)
-    outer = [x.new_zeros(shape) if g is None else g.contiguous() for g, x, shape in pairs]
+    outer = arrived(grads_out[:RESULTS], (own[0], own[TOKENS], own[TOKENS]), ctx.shapes)
     grads = linear_backward(*own, *rows, list(saved), outer, *ctx.settings)
     return (*(None if x is None else grad for x, grad in zip(own, grads, strict=True)), *[None] * 7)
 

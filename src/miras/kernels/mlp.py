@@ -1,16 +1,15 @@
-"""Which fused operator runs an MLP memory: the 1-layer one has its own, the 2-layer one the deep kernels.
-
-B batch, T time, H heads, D channels
-"""
+"""Which fused operator runs an MLP memory: the 1-layer one has its own, the 2-layer one the deep kernels."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
 from ..memory import MLP
 from ..spec import Spec
-from ..types import Gates, Norm, State
+from ..types import Gates, State
 from . import deep_op, linear_op
 
 
@@ -23,20 +22,9 @@ def why_not(
     return deep_op.why_not(spec, device, dtype, channels, size, gates)
 
 
-def run(
-    spec: Spec,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    gates: Gates,
-    norm: Norm | None,
-    state: State,
-    size: int,
-    lengths: list[int],
-) -> tuple[Tensor, State]:
-    """Tokens ``[B,T,H,D]`` by the operator of their memory; ``lengths`` are those of the sequences, one behind the other."""
-    operator = linear_op.run if _single(spec) else deep_op.run
-    return operator(spec, q, k, v, gates, norm, state, size, lengths)
+def operator(spec: Spec) -> Callable[..., tuple[Tensor, State]]:
+    """What runs a call of a spec: ``run`` of its memory's kernels."""
+    return linear_op.run if _single(spec) else deep_op.run
 
 
 def _single(spec: Spec) -> bool:

@@ -36,21 +36,13 @@ from torch import Tensor
 
 from .arguments import Rows
 from .launch import INTERPRETED
-from .tiles import chunk_and_head, power
+from .tiles import chunk_and_head, power, stretch
 
 # the hardware's own exponential, which is as good as float32
 FAST = tl.constexpr(not INTERPRETED)
 # tokens whose gates are loaded before any of them is used, to have many loads in flight; on the way back
 # their rows of kappa, of the products and of dkappa are in registers
 GROUP, BACK_GROUP = 16, 8
-
-
-@triton.jit
-def stretch(row_ptr, first_ptr, length_ptr, chunk_ptr, number, C: tl.constexpr):
-    """The first token of chunk ``number`` and how many of its slots have one."""
-    row = tl.load(row_ptr + number)
-    before = (number - tl.load(chunk_ptr + row)) * C
-    return tl.load(first_ptr + row) + before, tl.minimum(tl.load(length_ptr + row) - before, C).to(tl.int32)
 
 
 @triton.jit
@@ -105,7 +97,7 @@ def forward_kernel(
 ):  # fmt: skip
     """kappa, sigma and the products of mu from each token, and from the start, to the chunk's end."""
     number, head = chunk_and_head(H)
-    first, count = stretch(row_ptr, first_ptr, length_ptr, chunk_ptr, number, C)
+    first, count = stretch(number, row_ptr, first_ptr, length_ptr, chunk_ptr, C)
     i, at, own = tl.arange(0, C), number * H + head, first * H + head
     kappa, grown = tl.zeros([C], dtype=tl.float32), tl.zeros([C], dtype=tl.float32)
     sigma, grown_end = 0.0, 1.0
@@ -134,7 +126,7 @@ def backward_kernel(
 ):  # fmt: skip
     """The gradients of log alpha and mu, from a chunk's last token to its first."""
     number, head = chunk_and_head(H)
-    first, count = stretch(row_ptr, first_ptr, length_ptr, chunk_ptr, number, C)
+    first, count = stretch(number, row_ptr, first_ptr, length_ptr, chunk_ptr, C)
     i, at, own = tl.arange(0, C), number * H + head, first * H + head
     after = tl.load(mu_ptr + own + (i + 1) * H, mask=i + 1 < count, other=1.0)
     # sigma is mu_1 times the first column, and the product from the start mu_1 times the first product

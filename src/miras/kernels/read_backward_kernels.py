@@ -41,7 +41,7 @@ def begin_backward(
     do_ptr, late_do_ptr, dscores1_ptr, dx_ptr, dlog_ptr, dgain_ptr, dshift_ptr,
     kappa_ptr, sigma_ptr, o_speed_ptr, dkappa_ptr, dsigma_ptr, norms_ptr, dscale_ptr, first_ptr, length_ptr, chunk_ptr, row_ptr, H: tl.constexpr, D: tl.constexpr,
     eta_token, eta_head, eta_d, alpha_token, alpha_head, alpha_d,
-    C: tl.constexpr, DP: tl.constexpr, BLOCK: tl.constexpr,
+    C: tl.constexpr, DP: tl.constexpr,
     HAS_ALPHA: tl.constexpr, ANCHORED: tl.constexpr, MOMENTUM: tl.constexpr, LINK: tl.constexpr, LED: tl.constexpr,
     DOT: tl.constexpr, PRECISION: tl.constexpr, FAST: tl.constexpr,
 ):
@@ -246,7 +246,7 @@ def finish_backward(
     kappa_ptr, sigma_ptr, dq_speed_ptr, dkappa_ptr, dsigma_ptr,
     first_ptr, length_ptr, chunk_ptr, row_ptr, H: tl.constexpr, D: tl.constexpr,
     eta_token, eta_head, eta_d, alpha_token, alpha_head, alpha_d,
-    C: tl.constexpr, DP: tl.constexpr, BLOCK: tl.constexpr,
+    C: tl.constexpr, DP: tl.constexpr,
     HAS_ALPHA: tl.constexpr, ANCHORED: tl.constexpr, MOMENTUM: tl.constexpr, LED: tl.constexpr,
     DOT: tl.constexpr, PRECISION: tl.constexpr, FAST: tl.constexpr,
 ):

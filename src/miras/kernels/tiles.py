@@ -52,12 +52,18 @@ def place(number, row_ptr, first_ptr, length_ptr, chunk_ptr, t, C: tl.constexpr)
 
 
 @triton.jit
+def stretch(number, row_ptr, first_ptr, length_ptr, chunk_ptr, C: tl.constexpr):
+    """The first token of chunk ``number`` and how many of its slots have one."""
+    row = tl.load(row_ptr + number)
+    before = (number - tl.load(chunk_ptr + row)) * C
+    return tl.load(first_ptr + row) + before, tl.minimum(tl.load(length_ptr + row) - before, C).to(tl.int32)
+
+
+@triton.jit
 def past(ptr, number, row_ptr, first_ptr, length_ptr, chunk_ptr, token, head, d, stride_token, stride_head, stride_d, there, D, C: tl.constexpr):
     """The decays from a chunk's start to each of its tokens, as logarithms [C,DP], and to its last one, [DP]."""
-    row = tl.load(row_ptr + number)
-    end = (number - tl.load(chunk_ptr + row) + 1) * C
-    last = tl.load(first_ptr + row) + tl.minimum(end, tl.load(length_ptr + row)) - 1
-    at_last = tl.load(ptr + last * stride_token + head * stride_head + d * stride_d, mask=d < D, other=0.0)
+    first, count = stretch(number, row_ptr, first_ptr, length_ptr, chunk_ptr, C)
+    at_last = tl.load(ptr + (first + count - 1) * stride_token + head * stride_head + d * stride_d, mask=d < D, other=0.0)
     return rows(ptr, token, head, d, stride_token, stride_head, stride_d, there, D), at_last
 
 
