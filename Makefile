@@ -5,7 +5,7 @@ BIN = $(VENV)/bin
 CODE = src tests benchmarks experiments
 INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: train demo test lint dev clean
+.PHONY: train demo test test-gpu lint dev clean
 
 # torch comes first and pinned: a range would let pip take a build of several gigabytes
 $(BIN)/python:
@@ -37,6 +37,10 @@ test: $(VENV)/.dev
 	$(BIN)/ruff format --check $(CODE)
 	$(BIN)/mypy
 	$(BIN)/python -m pytest
+
+# what `make test` does with Triton's interpreter, on a GPU; benchmarks/kernel_numerics.py compares at real sizes
+test-gpu: $(VENV)/.dev
+	TRITON_INTERPRET=0 $(BIN)/python -m pytest -m gpu
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check --fix $(CODE)

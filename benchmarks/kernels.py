@@ -3,9 +3,10 @@
     python benchmarks/kernels.py --out benchmarks/results/kernels.json
 
 Medians by CUDA events, peak memory, achieved TFLOP/s and their share of a measured matrix product, ratios to fla's delta rule
-where fla is importable (its path may be given by PYTHONPATH); then time against length at a fixed number of tokens, and a plot
-of it. fla tunes itself for minutes, so it runs in a process of its own, which is given up after ``--patience`` seconds; so does
-titans-pytorch.
+where fla is importable (its path may be given by PYTHONPATH); what each kernel takes, by torch's profiler; then time against
+length at a fixed number of tokens, and a plot of it. fla tunes itself for minutes, so it runs in a process of its own, which is
+given up after ``--patience`` seconds; so does titans-pytorch, once as it comes and once with weights that move every chunk, as
+ours do.
 
 The arithmetic counted is what the chunk form needs, with nothing recomputed: 7 products of C x E x D, 2 of C x C x E and 2 of
 C x C x D a chunk and head forwards, twice that backwards.
@@ -59,8 +60,9 @@ for B, T, H, D in sizes:
     else:
         from titans_pytorch import NeuralMemory
         from titans_pytorch.memory_models import MemoryMLP
-        sizes = {"dim": H * D, "dim_head": D, "heads": H, "chunk_size": 64, "batch_size": 64}
-        memory = NeuralMemory(**sizes, model=MemoryMLP(D, depth=2)).cuda().bfloat16()
+        sizes = {"dim": H * D, "dim_head": D, "heads": H, "chunk_size": 64}
+        moving = {"batch_size": 64} if which == "titans, moving" else {}
+        memory = NeuralMemory(**sizes, **moving, model=MemoryMLP(D, depth=2)).cuda().bfloat16()
         x = torch.randn(B, T, H * D, device="cuda", dtype=torch.bfloat16, requires_grad=True)
         print(json.dumps(measured(lambda: memory(x)[0], [x])), flush=True)
 """
@@ -90,13 +92,31 @@ def measured(call: Callable[[], Tensor], leaves: list[Tensor]) -> dict[str, floa
     }
 
 
+def profiled(call: Callable[[], Tensor], leaves: list[Tensor]) -> dict[str, float]:
+    """Milliseconds of each kernel in a forward and a backward pass; torch's own together."""
+    from torch.profiler import ProfilerActivity, profile
+
+    repeats = 3
+    with profile(activities=[ProfilerActivity.CUDA]) as seen:
+        for _ in range(repeats):
+            y = call()
+            torch.autograd.grad(y, leaves, torch.ones_like(y))
+        torch.cuda.synchronize()
+    found: dict[str, float] = {}
+    for event in seen.key_averages():
+        # torch's are C++ names, and copies and fills
+        name = "torch's own" if "::" in event.key or " " in event.key else event.key
+        found[name] = found.get(name, 0.0) + event.device_time_total / repeats / 1e3
+    return dict(sorted(found.items(), key=lambda one: -one[1]))
+
+
 def flops(B: int, T: int, H: int, D: int) -> float:
     """What a forward pass of the chunk form needs."""
     C, E = CHUNK, 4 * D
     return B * T / C * H * 2 * (7 * C * E * D + 2 * C * C * E + 2 * C * C * D)
 
 
-def memory_case(spec: Spec, backend: str, sizes: Sizes, channelwise: bool = True) -> dict[str, float]:
+def memory_case(spec: Spec, backend: str, sizes: Sizes, channelwise: bool = True) -> dict[str, Any]:
     """A deep memory at given sizes, in bf16, in the tame regime: small steps, little decay, unit weights.
 
     Gates come as a layer makes them: bf16 where they are as large as the tokens, float32 where they are one number a head.
@@ -116,7 +136,13 @@ def memory_case(spec: Spec, backend: str, sizes: Sizes, channelwise: bool = True
     gates = Gates(**{name: gate.to(kinds[name]).requires_grad_() for name, gate in made.items() if name in wanted})
     weights = tuple(torch.randn(H, *shape, device="cuda", requires_grad=True) for shape in spec.memory.shapes(D, D))
     leaves = [q, k, v, *(g for g in gates if g is not None), *weights]
-    row = measured(lambda: memorize(spec, q, k, v, gates, weights=weights, chunk_size=CHUNK, backend=backend)[0], leaves)
+
+    def call() -> Tensor:
+        return memorize(spec, q, k, v, gates, weights=weights, chunk_size=CHUNK, backend=backend)[0]
+
+    row: dict[str, Any] = dict(measured(call, leaves))
+    if backend == "triton":
+        row["kernels_ms"] = profiled(call, leaves)
     needed = flops(*sizes)
     rates = {
         "forward_tflops": needed / row["forward_ms"] / 1e9,
@@ -161,7 +187,7 @@ def growing(sizes: Sizes) -> list[Sizes]:
 def tried(name: str, spec: Spec, backend: str, sizes: Sizes) -> dict[str, Any]:
     """A row, or why there is none."""
     try:
-        row: dict[str, Any] = dict(memory_case(spec, backend, sizes))
+        row = memory_case(spec, backend, sizes)
     except (ValueError, torch.OutOfMemoryError) as error:
         row = {"missing": str(error).splitlines()[0][:200]}
     print(f"  {name}: {row}", file=sys.stderr, flush=True)
@@ -206,6 +232,12 @@ def told(results: dict[str, Any]) -> None:
         print(
             f"{name:28s} {row['forward_ms']:7.2f} {row['forward_backward_ms']:7.2f} ms {row['peak_gib']:6.2f} GiB{ratio}{rate}"
         )
+    shares = {name: row["kernels_ms"] for name, row in results["rows"].items() if "kernels_ms" in row}
+    kernels = dict.fromkeys(kernel for own in shares.values() for kernel in own)
+    print("\n| ms | " + " | ".join(shares) + " |\n|---|" + "---|" * len(shares))
+    for kernel in kernels:
+        print(f"| {kernel} | " + " | ".join(f"{own[kernel]:.2f}" if kernel in own else "" for own in shares.values()) + " |")
+    print()
     for name, row in results["growth"].items():
         print(
             f"{name:28s}",
@@ -234,6 +266,7 @@ def main() -> int:
         rows[name] = tried(name, spec, "triton", sizes)
     rows["yaad, plain chunk form"] = tried("yaad, plain", presets.yaad(), "torch", sizes)
     rows["titans-pytorch"] = others("titans", [sizes], options.patience)[0]
+    rows["titans-pytorch, weights moving"] = others("titans, moving", [sizes], options.patience)[0]
     growth = {
         "yaad, kernels": {str(own[1]): tried(f"yaad {own[1]}", presets.yaad(), "triton", own) for own in lengths},
         "flash attention": {str(own[1]): dict(attention_case(own)) for own in lengths},

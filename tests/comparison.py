@@ -2,11 +2,10 @@
 
 import torch
 
+from devices import DEVICE
 from inputs import draw, leaves, relative
 from miras import Gates, memorize, retention
 from miras.forms.common import as_tuple
-
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def on_device(tree, dtype=None):

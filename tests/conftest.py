@@ -5,12 +5,12 @@ import os
 # threads that wait for work would otherwise take the processor from those that have some, where tests share a machine
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
+# before anything imports Triton: its interpreter runs the kernels on the CPU, with a GPU about or not. `make test-gpu` says 0
+if os.environ.setdefault("TRITON_INTERPRET", "1") == "1":
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""
+
 import pytest
 import torch
-
-if not torch.cuda.is_available():
-    # before anything imports Triton: its interpreter runs the kernels on the CPU
-    os.environ.setdefault("TRITON_INTERPRET", "1")
 
 # the shapes are too small for a second thread to be of use
 torch.set_num_threads(1)

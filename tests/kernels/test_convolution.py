@@ -7,13 +7,13 @@ pytest.importorskip("triton")
 import torch
 import torch.nn.functional as F
 
+from devices import DEVICE, GPU, needs_gpu
 from miras.kernels import convolution as kernel
 from miras.nn import MirasLayer
 from miras.nn import convolution as module
 from miras.nn.convolution import ShortConvolution
 
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-on_a_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+pytestmark = pytest.mark.gpu
 
 
 def draw(*shape, dtype=torch.float32):
@@ -138,7 +138,7 @@ def test_the_layer_gives_the_same_by_either_way(name, monkeypatch):
 
 def test_only_a_gpu_fuses():
     assert not module.fuses(torch.zeros(1, 1, 1), 4)
-    if torch.cuda.is_available():
+    if GPU:
         assert module.fuses(torch.zeros(1, 1, 1, device="cuda"), kernel.WIDEST)
         assert not module.fuses(torch.zeros(1, 1, 1, device="cuda"), kernel.WIDEST + 1)
         assert not module.fuses(torch.zeros(1, 1, 1, device="cuda", dtype=torch.float64), 4)
@@ -160,7 +160,7 @@ def test_the_operators_pass_torchs_own_checks():
     torch.library.opcheck(kernel.convolution_backward, (*plain, plain[0], True), test_utils=("test_schema", "test_faketensor"))
 
 
-@on_a_gpu
+@needs_gpu
 @pytest.mark.parametrize("width", [2, 4, 8])
 @pytest.mark.parametrize("channels", [96, 1000, 3072])
 def test_bf16_on_a_gpu(channels, width):

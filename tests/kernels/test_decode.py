@@ -6,12 +6,14 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from devices import DEVICE, needs_gpu
 from inputs import cut_gates, draw, relative, tensors
 from miras import Spec, algorithm, bias, explain, memorize, memory, presets, retention
 from miras.forms.common import stacked
 from miras.kernels import decode
 
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+pytestmark = pytest.mark.gpu
+
 SPECS = {
     "yaad": presets.yaad(),
     "yaad anchored": presets.yaad(anchor=True),
@@ -300,7 +302,7 @@ def test_the_operator_passes_torchs_own_checks_and_is_deterministic(name):
             torch.library.opcheck(plain, given, test_utils=("test_schema", "test_faketensor"))
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@needs_gpu
 @pytest.mark.parametrize("channels", [48, 64, 96, 128])
 @pytest.mark.parametrize("name", SPECS)
 def test_real_sizes_on_a_gpu(name, channels):

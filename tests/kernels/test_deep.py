@@ -9,7 +9,8 @@ import triton.language as tl
 from torch.utils import _pytree as pytree
 from torch.utils.checkpoint import checkpoint
 
-from comparison import DEVICE, compared, continued, gradients, on_device, parts, read_as, same, tame
+from comparison import compared, continued, gradients, on_device, parts, read_as, same, tame
+from devices import DEVICE, needs_gpu
 from inputs import cut_gates, draw, leaves, relative
 from miras import Spec, algorithm, bias, explain, memorize, memory, presets, retention
 from miras.kernels import biases, deep_op, launch
@@ -210,7 +211,7 @@ def test_what_the_kernels_cannot_run_is_refused_with_the_reason(spec, options, r
         memorize(spec, q, k, v, gates, backend="triton", **options, **keywords)
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@needs_gpu
 @pytest.mark.parametrize("channels", [48, 64])
 def test_bf16_on_a_gpu_is_as_good_as_plain_torch_in_bf16(channels):
     """Values and gradients against float64, no worse than three times what bf16 inputs cost the plain chunk form."""

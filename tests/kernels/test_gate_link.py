@@ -1,12 +1,21 @@
-"""A gate in one pass, in Triton's interpreter, against float64."""
+"""A gate in one pass against float64; on the CPU by Triton's interpreter."""
 
 import pytest
 import torch
 
 pytest.importorskip("triton")
 
+from devices import DEVICE
 from miras.kernels.gate_link import gate_link
 from miras.nn.gates import CURVES, Gate, GateRecipe, linked
+
+pytestmark = pytest.mark.gpu
+
+
+@pytest.fixture(autouse=True)
+def device():
+    with torch.device(DEVICE):
+        yield
 
 
 @pytest.mark.parametrize("curve", CURVES)
@@ -36,7 +45,7 @@ def test_the_same_as_what_other_devices_do():
 def test_a_bias_keeps_its_digits_in_16_bits():
     """softplus(-9.2) = 1e-4: rounding the bias to bf16 would move it by up to 3 %."""
     gate = Gate(GateRecipe(name="log_alpha", link="decay", start=1e-4), 16, 2, 4)
-    with torch.autocast("cpu", torch.bfloat16):
+    with torch.autocast(DEVICE, torch.bfloat16):
         value = gate(torch.zeros(1, 3, 16)).value
     assert torch.allclose(value, torch.full_like(value, -1e-4), rtol=1e-5, atol=0)
 
@@ -51,7 +60,7 @@ def test_lean_gates_are_bf16_where_their_tokens_are():
         recipe = GateRecipe(name=name, link="sigmoid" if name == "mu" else "decay", channelwise=channelwise, start=1e-3)
         gate = Gate(recipe, 16, 2, 4, lean=True)
         x = torch.randn(1, 3, 16)
-        with torch.autocast("cpu", torch.bfloat16):
+        with torch.autocast(DEVICE, torch.bfloat16):
             found = gate(x).value
         assert found.dtype == dtype
         assert gate(x).value.dtype == torch.float32

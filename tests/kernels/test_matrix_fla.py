@@ -6,6 +6,7 @@ import warnings
 import pytest
 import torch
 
+from devices import needs_gpu
 from inputs import cut_gates, draw, leaves, relative, tensors
 from miras import Gates, Spec, algorithm, bias, explain, memorize, memory, presets, retention
 from miras.kernels import matrix_fla, matrix_run
@@ -21,8 +22,6 @@ with warnings.catch_warnings():
     from fla.ops.kda.naive import naive_recurrent_kda
     from fla.ops.mesa_net.naive import naive_mesa_net_exact
     from fla.ops.simple_gla.naive import naive_recurrent_simple_gla
-
-GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
 
 def key_side_delta():
@@ -419,7 +418,7 @@ def distance(got, want):
     return ((got.double() - want).norm() / want.norm().clamp_min(1e-30)).item()
 
 
-@GPU
+@needs_gpu
 @pytest.mark.parametrize("dtype", ROUNDING, ids=str)
 @pytest.mark.parametrize("name", CASES)
 def test_on_a_gpu(name, dtype):
@@ -465,7 +464,7 @@ LAYOUTS = {
 }
 
 
-@GPU
+@needs_gpu
 @pytest.mark.parametrize("D", [64, 128])
 @pytest.mark.parametrize("name", ["gated_deltanet", "mamba2"])
 def test_twins_on_a_gpu(name, D, monkeypatch):
@@ -507,7 +506,7 @@ def twin_errors(name, D, rows, time, bounds, form, decay):
     return {part: distance(found[1][part], found[0][part]) for part in found[0]}
 
 
-@GPU
+@needs_gpu
 @pytest.mark.parametrize("name", CASES)
 def test_auto_on_a_gpu_is_right_with_and_without_gradients(name):
     """Whatever it takes: fla where it is right, plain PyTorch where fla is not; packed sequences as well."""
@@ -528,7 +527,7 @@ def test_auto_on_a_gpu_is_right_with_and_without_gradients(name):
         assert all(distance(a, b.double()) < ROUNDING[torch.bfloat16] for a, b in pairs)
 
 
-@GPU
+@needs_gpu
 @pytest.mark.parametrize("name", CASES)
 def test_token_by_token_on_a_gpu(name):
     """A prompt, then three tokens on their own, as plain PyTorch has them."""

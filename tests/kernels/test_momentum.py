@@ -1,14 +1,21 @@
-"""The factors of a momentum, in Triton's interpreter, against the sums they stand for, values and gradients."""
+"""The factors of a momentum against the sums they stand for, values and gradients; on the CPU by Triton's interpreter."""
 
 import pytest
 import torch
 
 pytest.importorskip("triton")
 
+from devices import DEVICE
 from miras.kernels.arguments import Rows
 from miras.kernels.momentum import factors, momentum_factors
 
-CPU = torch.device("cpu")
+pytestmark = pytest.mark.gpu
+
+
+@pytest.fixture(autouse=True)
+def device():
+    with torch.device(DEVICE):
+        yield
 
 
 def summed(lengths, size, log_alpha, mu):
@@ -45,10 +52,10 @@ def one(size, place):
 
 def compare(lengths, size, log_alpha, mu, decays=True):
     """Values and gradients of every head, under random gradients of all factors."""
-    rows = Rows.of(lengths, size, CPU)
+    rows = Rows.of(lengths, size, torch.device(DEVICE))
     given = [x.requires_grad_() for x in ([log_alpha, mu] if decays else [mu])]
     made = factors(rows, size, log_alpha if decays else None, mu)
-    marks = [torch.randn(x.shape, generator=torch.Generator().manual_seed(i)) for i, x in enumerate(made)]
+    marks = [torch.randn(x.shape, generator=torch.Generator(DEVICE).manual_seed(i)) for i, x in enumerate(made)]
     grads = torch.autograd.grad(sum((x * mark).sum() for x, mark in zip(made, marks, strict=True)), given)
     for head in range(mu.shape[1]):
         exact = [x.detach()[:, head, 0].double().requires_grad_() for x in given]
@@ -78,6 +85,6 @@ def test_gates_at_their_ends(size):
 
 
 def test_the_operators_register_what_compilers_ask_for():
-    rows = Rows.of([9], 16, CPU)
+    rows = Rows.of([9], 16, torch.device(DEVICE))
     log_alpha, mu = (-torch.rand(9, 2)).requires_grad_(), torch.rand(9, 2, requires_grad=True)
     torch.library.opcheck(momentum_factors, (log_alpha, mu, *rows, 16))
