@@ -21,9 +21,9 @@ def device() -> str:
     return torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
 
 
-def source(commit: str | None) -> Line:
-    """Machine, versions, commit, time; a copy without its history is told its commit."""
-    found = provenance()
+def source(line: Line, commit: str | None) -> Line:
+    """Machine, versions, commit, time, and the command of one run; a copy without its history is told its commit."""
+    found = provenance() | {"command": f"python experiments/run.py {line['experiment']} --only {line['run']}"}
     git = found.pop("git")
     known = f"{git['commit']}{'-changed' if git['changed'] else ''}" if git else None
     return {**found, "commit": commit or known}

@@ -267,7 +267,7 @@ def read_tokens(wanted: Read, tokens: Tokens) -> float:
 
 def write(plan: Plan, bench: Bench, line: Line) -> None:
     """Keep a line, here and, where that is asked for, in a second file."""
-    whole = {**line, **source(bench.commit)}
+    whole = {**line, **source(line, bench.commit)}
     results.add(bench.files(plan)[1], whole)
     if bench.copy is not None:
         results.add(bench.copy, whole)
