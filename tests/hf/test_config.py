@@ -114,3 +114,11 @@ def test_refuses(name):
     with pytest.raises(ValueError, match=message) as error:
         make()
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(("slip", "meant"), [("num_hidden_layer", "num_hidden_layers"), ("hiden_size", "hidden_size")])
+def test_a_slip_is_not_kept_in_silence(slip, meant):
+    with pytest.raises(ValueError, match=f"has no {slip}: did you mean {meant}"):
+        MirasConfig(**{slip: 4})
+    # what other tools write into a configuration is kept, as everywhere in Hugging Face
+    assert MirasConfig(num_key_value_heads=4).num_key_value_heads == 4

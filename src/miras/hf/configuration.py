@@ -70,6 +70,10 @@ class MirasConfig(PreTrainedConfig):
     label: str = ""
 
     def __post_init__(self, **kwargs: Any) -> None:
+        # Hugging Face's configurations keep whatever they are given; a slip of ours would pass in silence
+        for name in kwargs:
+            near = difflib.get_close_matches(name, [field.name for field in dataclasses.fields(self)], n=1, cutoff=0.85)
+            require(not near, f"MirasConfig has no {name}: did you mean {', '.join(near)}?")
         spec = presets.get(self.spec) if isinstance(self.spec, str) else self.spec
         self.spec = spec.to_dict() if isinstance(spec, Spec) else Spec.from_dict(spec).to_dict()
         for name in ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"):
