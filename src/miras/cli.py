@@ -17,7 +17,7 @@ from .commands.inspect import add_inspect
 from .commands.read import add_read
 from .commands.recall import add_recall
 from .commands.table import add_table
-from .commands.train import add_plan, add_sample, add_train
+from .commands.train import add_plan, add_train
 from .train.options import refuse_unknown
 
 
@@ -61,7 +61,6 @@ def parser() -> Parser:
     commands = whole.add_subparsers(title="commands", metavar="COMMAND", required=True)
     add_train(commands.add_parser("train", allow_abbrev=False, help="train a language model; with nothing given, a small one"))
     add_plan(commands.add_parser("plan", allow_abbrev=False, help="what a training will take: parameters, memory, hours"))
-    add_sample(commands.add_parser("sample", help="text from a trained model"))
     add_table(commands.add_parser("table", help="every preset with its four choices and its write rule"))
     add_describe(commands.add_parser("describe", help="the update rule of one preset"))
     add_recall(commands.add_parser("recall", help="how well memories recall pairs, by age and under noise"))

@@ -1,4 +1,4 @@
-"""``miras train``, ``plan`` and ``sample``: a language model from a configuration."""
+"""``miras train`` and ``plan``: a language model from a configuration."""
 
 from __future__ import annotations
 
@@ -78,25 +78,3 @@ def counts(text: str) -> tuple[int, ...]:
         found = ()
     require(bool(found) and min(found, default=0) > 0, f"--gpus takes numbers such as 8,64, got {text!r}")
     return found
-
-
-def add_sample(command: argparse.ArgumentParser) -> None:
-    """The options of ``miras sample``."""
-    command.description = "Let a trained model go on from a prompt."
-    command.add_argument("model", metavar="MODEL", help="such as out/yaad-small-1/model, or OWNER/NAME on the hub")
-    command.add_argument("--prompt", default="", help="where to begin (default: at the start of a document)")
-    command.add_argument("--tokens", type=int, default=200, help="how many to add (default 200)")
-    command.add_argument("--temperature", type=float, default=0.8, help="0 takes the likeliest token each time (default 0.8)")
-    command.add_argument("--top-k", type=int, default=50, help="draw from so many of the likeliest (default 50)")
-    command.add_argument("--seed", type=int, default=0, help="of the draws (default 0)")
-    command.set_defaults(run=run_sample)
-
-
-def run_sample(arguments: argparse.Namespace) -> None:
-    """``miras sample``."""
-    for package in PACKAGES:
-        needed("sample", package, "train")
-    from ..train.sample import sample
-
-    how = {"temperature": arguments.temperature, "top_k": arguments.top_k, "seed": arguments.seed}
-    print(sample(arguments.model, arguments.prompt, arguments.tokens, **how))

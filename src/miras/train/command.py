@@ -157,13 +157,13 @@ def conclude(job: Job, tokenizer: Tokenizer) -> None:
     tokenizer.hugging_face().save_pretrained(folder)
     bits = [line["valid_bits_per_byte"] for line in lines(job.folder / "metrics.jsonl") if "valid_loss" in line][-1]
     if log.sample:
-        text = sample(folder, log.prompt, log.sample, seed=job.config.run.seed, device=str(job.engine.device))
+        text = sample(folder, log.prompt, log.sample, seed=job.config.run.seed, device=job.engine.device)
         (job.folder / "sample.txt").write_text(text + "\n", encoding="utf-8")
         print(f"\n{text}\n")
     print(f"validation: {bits:.4f} bits per byte after {job.config.steps} steps, {clock(time.monotonic() - job.began)} in all")
     drawn = f"{job.folder / 'plot.png'} and " if log.plot else ""
     print(f"see {drawn}{job.folder / 'metrics.jsonl'}; the model is in {folder}")
-    print(f"next: miras sample {folder} --prompt 'import '")
+    print(f"next: miras generate {folder} --prompt 'import ' --temperature 0.8")
 
 
 def read_corpus(config: DataConfig, tokenizer: Tokenizer) -> Corpus:
