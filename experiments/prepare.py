@@ -1,11 +1,14 @@
-"""Make the texts of the experiments ready: folders of shards under ``data/``.
+"""Make the texts and questions of the experiments ready: folders under ``data/``.
 
     python experiments/prepare.py enwik8 --source FOLDER/enwik8.xz
     python experiments/prepare.py books --source FOLDER/books --tokenizer FOLDER/tokenizers/gpt2 --files 2
+    python experiments/prepare.py needles --source FOLDER/books --tokenizer FOLDER/tokenizers/gpt2
+    python experiments/prepare.py wikitext2 --source FOLDER/wikitext-2 --tokenizer FOLDER/tokenizers/gpt2
+    python experiments/prepare.py zero-shot --source FOLDER/eval
 
 enwik8.xz (26 MB) unpacks in seconds. Two of the four files of books (49 MB packed) are about 43M tokens, tokenised at 0.2M
 tokens a second on one core and in parallel on several. Packed text takes 1.14 bytes a token and packed tokens 1.03, so the text
-travels as it is.
+travels as it is. Needles are hidden in the books of the validation split.
 """
 
 from __future__ import annotations
@@ -14,21 +17,29 @@ import argparse
 from pathlib import Path
 
 from miras.lab import corpora
+from miras.lab.needle_course import Course
 
 
 def main() -> None:
     """The command."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("name", choices=("enwik8", "books"))
-    parser.add_argument("--source", type=Path, required=True, help="enwik8.xz, or the folder of books")
-    parser.add_argument("--tokenizer", default="gpt2", help="a folder with GPT-2's tokenizer, for books")
+    parser.add_argument("name", choices=("enwik8", "books", "needles", "wikitext2", "zero-shot"))
+    parser.add_argument("--source", type=Path, required=True, help="enwik8.xz, or the folder that holds the files")
+    parser.add_argument("--tokenizer", default="gpt2", help="a folder with GPT-2's tokenizer, for all but enwik8")
     parser.add_argument("--files", type=int, default=2, help="how many files of books to train on (default 2)")
-    parser.add_argument("--data", type=Path, default=Path("out/data"), help="where folders of shards go (default out/data)")
+    parser.add_argument("--data", type=Path, default=Path("out/data"), help="where the folders go (default out/data)")
     given = parser.parse_args()
+    folder = given.data / given.name
     if given.name == "enwik8":
-        corpora.enwik8(given.source, given.data / "enwik8")
+        corpora.enwik8(given.source, folder)
+    elif given.name == "books":
+        corpora.books(given.source, folder, given.tokenizer, given.files)
+    elif given.name == "needles":
+        corpora.needles(given.source, folder, given.tokenizer, Course())
+    elif given.name == "wikitext2":
+        corpora.wikitext(given.source, folder, given.tokenizer)
     else:
-        corpora.books(given.source, given.data / "books", given.tokenizer, given.files)
+        corpora.questions(given.source, folder)
 
 
 if __name__ == "__main__":

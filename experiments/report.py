@@ -11,7 +11,7 @@ from pathlib import Path
 
 from miras.lab import results
 from miras.lab.curves import pictures
-from miras.lab.evidence import page
+from miras.lab.page import page
 from miras.lab.plan_file import load
 
 HERE = Path(__file__).resolve().parent

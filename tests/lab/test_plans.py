@@ -77,8 +77,11 @@ def test_a_key_says_what_is_computed_and_nothing_else(tmp_path):
 def test_reads():
     assert Read.of("test/long/16x").tokens(100) == 1600 and Read.of("test/long/4096").tokens(100) == 4096
     assert Read.of("valid/sliding").tokens(100) == 100
+    for text in ("test/long/16x", "valid/sliding/1x", "wikitext2:test/sliding/1x", "zero-shot", "needles"):
+        assert str(Read.of(text)) == text
+    assert Read.of("wikitext2:test/sliding").data == "wikitext2"
     for text in ("train/sliding", "test/backwards", "test/long/many", "test"):
-        with pytest.raises(ValueError, match="a read is SPLIT/sliding or SPLIT/long"):
+        with pytest.raises(ValueError, match=r"a read is zero-shot, needles, or \[TEXT:\]SPLIT/sliding"):
             Read.of(text)
 
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import runpy
 import signal
 import subprocess
 import sys
@@ -13,17 +14,20 @@ import pytest
 import torch
 
 from miras.data import Bytes, Tokens
-from miras.hf import MirasConfig, MirasForCausalLM
+from miras.eval.needles import haystack_of
+from miras.hf import MirasConfig, MirasForCausalLM, byte_tokenizer
 from miras.lab import results, runs
 from miras.lab.corpora import enwik8, shards
 from miras.lab.curves import pictures
-from miras.lab.evidence import page
+from miras.lab.needle_course import Course, write
+from miras.lab.page import page
 from miras.lab.plan_file import load
 from miras.lab.runs import Bench, work_through
 from miras.train import loop, watch
 from miras.train.config import RunConfig, SaveConfig, TrainConfig
 from miras.train.reading import by_place, sliding, surprises
 
+READS = ["valid/sliding/1x", "test/long/4x", "other:test/sliding/1x", "zero-shot", "needles"]
 PLAN = """
 experiment: words
 claim: Do words rhyme?
@@ -39,7 +43,12 @@ models:
   yaad: {model: {name: yaad-tiny}}
 stages:
   - {name: grid, tokens: 256, models: [gla], variants: {low: {optim: {lr: 1e-5}}, high: {optim: {lr: 1e-2}}}}
-  - {name: main, why: it matters, tokens: 256, models: [gla], rate: grid, reads: [valid/sliding, test/long/4x]}
+  - name: main
+    why: it matters
+    tokens: 256
+    models: [gla]
+    rate: grid
+    reads: [valid/sliding, test/long/4x, "other:test/sliding", zero-shot, needles]
   - {name: long, tokens: 1920, models: [yaad], variants: {"": {optim: {lr: 1e-2}}}, keep: true}
 """
 
@@ -53,6 +62,11 @@ def place(tmp_path_factory):
     words = ["the memory keeps what surprises it ", "and lets go of the rest ", "of what it read "]
     parts = {split: ["".join(words[(i * k) % 3] for i in range(40)) for k in (1, 2)] for split in ("train", "valid", "test")}
     shards(folder / "data" / "words", "words", Bytes(), parts)
+    shards(folder / "data" / "other", "others", Bytes(), {"test": ["quite another text " * 20]})
+    texts = runpy.run_path(str(Path(__file__).parents[1] / "eval" / "questions.py"))
+    texts["write"](folder / "data" / "zero-shot", texts["TEXTS"])
+    course = Course(steps=2, rows=2, lengths=(600,), asked=(600, 800), depths=(0.5,), count=1)
+    write(folder / "data" / "needles", byte_tokenizer(), haystack_of("It rained. Nobody came. " * 60), course)
     return folder
 
 
@@ -76,7 +90,7 @@ def test_a_plan_from_end_to_end(done, place):
     assert high["valid"]["bits_per_byte"] < low["valid"]["bits_per_byte"]
     # the better rate was chosen, and the same steps gave the same loss again
     assert main["options"]["optim.lr"] == 0.01 and main["valid"] == high["valid"]
-    assert [read["read"] for read in main["reads"]] == ["valid/sliding/1x", "test/long/4x"] and high["reads"] == []
+    assert [read["read"] for read in main["reads"]] == READS and high["reads"] == []
     assert main["steps"] == 8 and main["tokens"] == 256 and len(main["curve"]) == 8 and len(main["valid_curve"]) == 2
     assert main["parameters"]["body"] < main["parameters"]["all"] and main["machine"]["cores"] == os.cpu_count()
     assert main["versions"]["torch"] == torch.__version__ and main["seconds_a_step"] > 0
@@ -94,7 +108,7 @@ def test_what_is_done_is_not_done_again(done, place, monkeypatch):
 
 
 def test_a_changed_plan_is_run_again(done, place):
-    changed = PLAN.replace("tokens: 256, models: [gla], rate", "tokens: 128, models: [gla], rate")
+    changed = PLAN.replace("tokens: 256\n", "tokens: 128\n")
     (place / "changed").mkdir()
     (place / "changed" / "plan.yaml").write_text(changed)
     plan = load(place / "changed")
@@ -112,6 +126,7 @@ def test_a_killed_run_goes_on(done, place):
     """Killed in the middle of its third run: begun again, the plan ends with the same losses."""
     code = f"""
 from pathlib import Path
+from miras.lab.page import page
 from miras.lab.plan_file import load
 from miras.lab.runs import Bench, work_through
 place = Path({str(place)!r})
@@ -206,12 +221,18 @@ def test_the_page_is_made_of_the_results(done, tmp_path):
     assert {path.name for path in drawn} == {
         "words-main-curves.png",
         "words-main-places.png",
+        "words-main-needles_gla.png",
         "words-long-curves.png",
     }
     assert all(path.with_suffix(".svg").exists() and matplotlib.image.imread(path).std() > 0.02 for path in drawn)
     main = rows[2]
     assert f"{main['valid']['bits_per_byte']:.3f}" in text and f"{main['reads'][0]['bits_per_byte']:.3f}" in text
     assert f"{main['reads'][1]['places'][-1]['bits_per_byte']:.3f}" in text and "| 32-64 |" in text
+    # another text's loss has a column of its own, and what was answered a table
+    assert "other:test/sliding/1x" in text and f"{main['reads'][2]['bits_per_byte']:.3f}" in text
+    lambada = main["reads"][3]["tasks"]["lambada"]
+    assert "| lambada, acc % |" in text and f"| {lambada['ppl'][0]:.0f} | {100 * lambada['acc'][0]:.1f} |" in text
+    assert "| model, % found | s-niah-1, 600 | s-niah-1, 800 |" in text and "(words-main-needles_gla.png)" in text
     # where rates are tried, the better one is in bold
     assert f"| gla | {rows[0]['valid']['bits_per_byte']:.3f} | **{rows[1]['valid']['bits_per_byte']:.3f}** |" in text
     assert "Do words rhyme?" in text and "It matters." in text and "![words-main-places](words-main-places.png)" in text

@@ -14,7 +14,9 @@ import numpy as np
 from ..data.corpus import seal
 from ..data.shards import Writer, broken, dtype_for
 from ..data.tokenizer import Bytes, Tokenizer, tokenizer_of
+from ..eval.needles import haystack_of
 from ..types import require
+from .needle_course import Course, course_of, write
 
 # the standard split of enwik8, in bytes
 ENWIK8 = {"train": 90_000_000, "valid": 5_000_000, "test": 5_000_000}
@@ -46,6 +48,32 @@ def books(source: Path, folder: Path, tokenizer: str, files: int) -> None:
         shutil.copytree(tokenizer, folder.with_name("gpt2"), dirs_exist_ok=True)
     opened = {split: texts(paths) for split, paths in parts.items()}
     shards(folder, f"books, {files} files", tokenizer_of(tokenizer), opened)
+
+
+def wikitext(source: Path, folder: Path, tokenizer: str) -> None:
+    """WikiText-2 raw, ``wiki.valid.raw`` and ``wiki.test.raw``, a document each, to read alone: nothing is trained on it."""
+    parts: dict[str, Iterable[str]] = {}
+    for split in ("valid", "test"):
+        path = source / f"wiki.{split}.raw"
+        require(path.is_file(), f"{source} holds no {path.name}")
+        parts[split] = [path.read_text(encoding="utf-8")]
+    shards(folder, "WikiText-2 raw", tokenizer_of(tokenizer), parts)
+
+
+def needles(source: Path, folder: Path, tokenizer: str, course: Course) -> None:
+    """Needles to learn from and to be asked for, in the prose of books that no model was trained on."""
+    if (folder / "course.json").is_file() and course_of(folder) == course:
+        print(f"{folder} is there already")
+        return
+    hay = haystack_of(texts([source / "valid.jsonl.xz"]), "books")
+    write(folder, tokenizer_of(tokenizer).hugging_face(), hay, course)
+    print(f"needles: {course.steps * course.rows:,} to learn from, {len(course.asked)} lengths to be asked for", flush=True)
+
+
+def questions(source: Path, folder: Path) -> None:
+    """The zero-shot sets, as they are."""
+    shutil.copytree(source, folder, dirs_exist_ok=True)
+    print(f"zero-shot: {', '.join(sorted(path.name.partition('.')[0] for path in folder.iterdir()))}", flush=True)
 
 
 def texts(paths: list[Path]) -> Iterator[str]:

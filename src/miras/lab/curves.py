@@ -8,6 +8,8 @@ import statistics
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..eval import heat_map
+from ..eval.needle import Cell
 from ..train.metrics import Line
 from .evidence import UNITS, Entry, chooses, entries, long_reads, read_of, unit_of
 from .plan_file import Plan
@@ -30,7 +32,19 @@ def pictures(plan: Plan, found: list[Line], folder: Path) -> list[Path]:
         if curved and not chooses(plan, stage):
             drawn.append(curve_picture(plan, stage, own, folder))
         drawn += [place_picture(plan, stage, own, name, folder) for name in long_reads(own)[:1]]
+        drawn += [picture for entry in own if (picture := needle_picture(plan, stage, entry, folder)) is not None]
     return drawn
+
+
+def needle_picture(plan: Plan, stage: str, entry: Entry, folder: Path) -> Path | None:
+    """Needles found by length and depth, of an entry's first run; None where none were asked for."""
+    read = read_of(entry.rows[0], "needles")
+    if read is None:
+        return None
+    cells = [Cell(**cell, found=None) for cell in read["cells"]]
+    name = folder / f"{plan.experiment}-{stage}-needles_{entry.name.replace('-', '_').replace(', ', '_')}"
+    heat_map.draw(cells, [name.with_suffix(".png"), name.with_suffix(".svg")], entry.name)
+    return name.with_suffix(".png")
 
 
 def curve_picture(plan: Plan, stage: str, own: list[Entry], folder: Path) -> Path:

@@ -1,16 +1,15 @@
-"""A page and its pictures from an experiment's results: tables by stage, losses by place, what is still to be run."""
+"""Tables of an experiment's results: losses by stage, what was chosen, losses by place."""
 
 from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from pathlib import Path
 
 from ..train.metrics import Line
 from . import results
 from .plan_file import Plan, Run
-from .tables import Table, markdown
+from .tables import Table
 
 ABSENT = "-"
 
@@ -72,7 +71,7 @@ def shown(values: list[float], digits: int = 3) -> str:
 
 
 def stage_table(plan: Plan, own: list[Entry]) -> Table:
-    """The runs of a stage, the best first by the last column of losses that they have."""
+    """The runs of a stage, the best first by the last column of losses, on the text they were trained for, that they have."""
     unit = unit_of(plan)
     whole = [name for name in reads_of(own) if "/sliding/" in name]
 
@@ -102,15 +101,11 @@ def stage_table(plan: Plan, own: list[Entry]) -> Table:
         bad = next((row for row in entry.rows if row["status"] != "finished"), None)
         if bad is not None:
             cells[4] = bad["status"]
-        rank = next((statistics.fmean(values) for values in reversed(losses) if values), float("inf"))
+        ranking = [values for values, name in zip(losses, ["", *whole], strict=True) if ":" not in name]
+        rank = next((statistics.fmean(values) for values in reversed(ranking) if values), float("inf"))
         table.append((rank, cells))
     ranked = [cells for _, cells in sorted(table, key=lambda row: row[0])]
     return Table([*headings, "1000 tokens/s"], {"": ranked}, numeric=True)
-
-
-def stage_of(plan: Plan, picture: Path) -> str:
-    """The stage that a picture shows, by its name."""
-    return picture.stem.removeprefix(f"{plan.experiment}-").rpartition("-")[0]
 
 
 def chooses(plan: Plan, stage: str) -> bool:
@@ -159,52 +154,3 @@ def place_table(plan: Plan, own: list[Entry], name: str) -> Table:
         cells = [shown([one[edge] for one in found if edge in one]) for edge in edges]
         table.append([entry.name, str(reads[0]["unit"]), *cells])
     return Table(["model", "trained at", *(f"{left}-{right}" for left, right in edges)], {"": table}, numeric=True)
-
-
-def missing(plan: Plan, found: list[Line]) -> list[str]:
-    """The runs that are planned and have no result, and what is known of them."""
-    latest = results.latest(found)
-    slow = {row["model"]: row for row in found if row.get("seconds_a_step")}
-    lines = []
-    for run in plan.runs:
-        if run.name in latest:
-            continue
-        row = slow.get(run.model)
-        steps = run.config({}).steps
-        known = f": about {row['seconds_a_step'] * steps:.0f} seconds on {row['device']}" if row else ""
-        lines.append(f"- `{run.name}`{known}")
-    return lines
-
-
-def page(plan: Plan, found: list[Line], pictures: list[Path]) -> str:
-    """The whole page."""
-    folder = f"experiments/{plan.experiment}"
-    parts = [
-        f"# {plan.experiment.replace('_', ' ').capitalize()}",
-        f"Made by `python experiments/report.py {plan.experiment}` from `{folder}/results.jsonl`; do not edit. The runs are "
-        f"those of `{folder}/plan.yaml`, the rules those of [experiments](../experiments.md).",
-        f"The question: {plan.claim}" if plan.claim else "",
-    ]
-    for stage, why in plan.stages.items():
-        own = entries(plan, found, stage)
-        if not own:
-            continue
-        table = choice_table(plan, found, stage) if chooses(plan, stage) else stage_table(plan, own)
-        parts += [f"## {stage}", f"{why[:1].upper()}{why[1:]}." if why else "", markdown(table)]
-        for name in long_reads(own):
-            parts += [f"{UNITS[unit_of(plan)].capitalize()} by place, `{name}`:", markdown(place_table(plan, own, name))]
-        parts += [f"![{picture.stem}]({picture.name})" for picture in pictures if stage_of(plan, picture) == stage]
-    left = missing(plan, found)
-    parts += ["## Not run", "\n".join(left) if left else "Everything that was planned was run."]
-    parts += ["## Where", "\n".join(f"- {line}" for line in places(found))]
-    return "\n\n".join(part for part in parts if part) + "\n"
-
-
-def places(found: list[Line]) -> list[str]:
-    """Machines, versions and commits of the results."""
-    said = []
-    for row in found:
-        versions, commit = row.get("versions", {}), str(row.get("commit"))
-        changed = ", changed since" if commit.endswith("-changed") else ""
-        said.append(f"{row.get('device')}, torch {versions.get('torch')}, commit {commit[:12]}{changed}")
-    return sorted(set(said))

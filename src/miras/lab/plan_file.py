@@ -34,6 +34,7 @@ from ..types import require
 Options = dict[str, Any]
 KNOWN = options_of(TrainConfig)
 STAGE_KEYS = {"name", "why", "models", "variants", "tokens", "seeds", "rate", "reads", "keep"}
+QUESTIONS = ("zero-shot", "needles")
 PLAN_KEYS = {"experiment", "claim", "data", "common", "models", "stages", "tiny"}
 # where something is read, kept or written, and how it is computed, is no part of what a run is
 FREE = ("data.path", "data.cache", "data.workers", "engine.", "save.", "log.", "run.folder", "run.seconds", "run.finish")
@@ -41,27 +42,41 @@ FREE = ("data.path", "data.cache", "data.workers", "engine.", "save.", "log.", "
 
 @dataclass(frozen=True, kw_only=True)
 class Read:
-    """One way to read a split with a finished model: ``valid/sliding``, ``test/long/16x``, ``test/long/65536``."""
+    """One thing that is asked of a finished model.
 
-    split: str
+    ``valid/sliding``, ``test/long/16x``, ``test/long/65536``: how well it predicts a split of the plan's text, and
+    ``wikitext2:test/sliding`` of another; ``zero-shot`` and ``needles``: questions from the folders of those names.
+    """
+
     kind: str
+    split: str = ""
     length: str = "1x"
+    data: str = ""
 
     @classmethod
     def of(cls, text: str) -> Read:
         """From its name in a plan."""
-        split, _, rest = text.partition("/")
+        if text in QUESTIONS:
+            return cls(kind=text)
+        data, _, own = text.rpartition(":")
+        split, _, rest = own.partition("/")
         kind, _, length = rest.partition("/")
         known = split in ("valid", "test") and kind in ("sliding", "long") and (length or "1x").removesuffix("x").isdigit()
-        require(known, f"a read is SPLIT/sliding or SPLIT/long, and /TOKENS or /16x (times the training length), got {text!r}")
-        return cls(split=split, kind=kind, length=length or "1x")
+        require(
+            known,
+            f"a read is {', '.join(QUESTIONS)}, or [TEXT:]SPLIT/sliding or [TEXT:]SPLIT/long, and /TOKENS or /16x (times the "
+            f"training length), got {text!r}",
+        )
+        return cls(kind=kind, split=split, length=length or "1x", data=data)
 
     def tokens(self, trained: int) -> int:
         """The length of its windows, for a model that was trained at a length."""
         return int(self.length[:-1]) * trained if self.length.endswith("x") else int(self.length)
 
     def __str__(self) -> str:
-        return f"{self.split}/{self.kind}/{self.length}"
+        if self.kind in QUESTIONS:
+            return self.kind
+        return f"{self.data}{':' if self.data else ''}{self.split}/{self.kind}/{self.length}"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,20 +12,18 @@ import traceback
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from accelerate.state import AcceleratorState, GradientState, PartialState
 
-from ..data.shards import Tokens
-from ..hf import MirasForCausalLM
+from ..hf.loading import load as load_model
 from ..train.command import train_run
 from ..train.metrics import Line
 from ..train.watch import Ending
 from ..types import require
 from . import results
-from .plan_file import Options, Plan, Read, Run, load
-from .reading_of import read_split
+from .plan_file import Options, Plan, Run, load
+from .reading_of import cost, read_of
 from .record import device, of_failure, of_run, source
 
 # seconds that are kept back for saving and leaving
@@ -245,24 +243,18 @@ def read(plan: Plan, run: Run, bench: Bench, folder: Path, seconds_a_token: floa
     """What the plan wants to know of a finished model; None where the time does not suffice and another call has to."""
     if not run.reads:
         return []
-    model: Any = MirasForCausalLM.from_pretrained(folder / "model")
-    model = model.to("cuda" if torch.cuda.is_available() and bench.options.get("engine.device") != "cpu" else "cpu").eval()
+    loaded = load_model(folder / "model")
+    loaded.model.to("cuda" if torch.cuda.is_available() and bench.options.get("engine.device") != "cpu" else "cpu").eval()
     found = []
     length = run.config({}).data.length
     for wanted in run.reads:
-        tokens = Tokens(bench.data / plan.data, wanted.split)
-        if seconds_a_token * read_tokens(wanted, tokens) > bench.left():
+        if seconds_a_token * cost(wanted, bench.data, plan.data) > bench.left():
             print(f"== {run.name}: trained, to be read another time", flush=True)
             return None
         began = time.monotonic()
-        row = read_split(model, tokens, wanted, length)
+        row = read_of(loaded, wanted, bench.data, plan.data, length)
         found.append({"read": str(wanted), **row, "seconds": time.monotonic() - began})
     return found
-
-
-def read_tokens(wanted: Read, tokens: Tokens) -> float:
-    """Tokens of training that take as long as a read: it has no backward pass, and windows that overlap count twice."""
-    return tokens.count * (2 if wanted.kind == "sliding" else 1) / 2
 
 
 def write(plan: Plan, bench: Bench, line: Line) -> None:

@@ -1,0 +1,71 @@
+"""The page of an experiment: its question, a section a stage, what is still to be run, where the results come from."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ..train.metrics import Line
+from . import results
+from .evidence import UNITS, choice_table, chooses, entries, long_reads, place_table, stage_table, unit_of
+from .plan_file import Plan
+from .questions import needle_table, zero_shot_table
+from .tables import markdown
+
+
+def stage_of(plan: Plan, picture: Path) -> str:
+    """The stage that a picture shows, by its name."""
+    return picture.stem.removeprefix(f"{plan.experiment}-").rpartition("-")[0]
+
+
+def missing(plan: Plan, found: list[Line]) -> list[str]:
+    """The runs that are planned and have no result, and what is known of them."""
+    latest = results.latest(found)
+    slow = {row["model"]: row for row in found if row.get("seconds_a_step")}
+    lines = []
+    for run in plan.runs:
+        if run.name in latest:
+            continue
+        row = slow.get(run.model)
+        steps = run.config({}).steps
+        known = f": about {row['seconds_a_step'] * steps:.0f} seconds on {row['device']}" if row else ""
+        lines.append(f"- `{run.name}`{known}")
+    return lines
+
+
+def page(plan: Plan, found: list[Line], pictures: list[Path]) -> str:
+    """The whole page."""
+    folder = f"experiments/{plan.experiment}"
+    parts = [
+        f"# {plan.experiment.replace('_', ' ').capitalize()}",
+        f"Made by `python experiments/report.py {plan.experiment}` from `{folder}/results.jsonl`; do not edit. The runs are "
+        f"those of `{folder}/plan.yaml`, the rules those of [experiments](../experiments.md).",
+        f"The question: {plan.claim}" if plan.claim else "",
+    ]
+    for stage, why in plan.stages.items():
+        own = entries(plan, found, stage)
+        if not own:
+            continue
+        table = choice_table(plan, found, stage) if chooses(plan, stage) else stage_table(plan, own)
+        parts += [f"## {stage}", f"{why[:1].upper()}{why[1:]}." if why else "", markdown(table)]
+        for name in long_reads(own):
+            parts += [f"{UNITS[unit_of(plan)].capitalize()} by place, `{name}`:", markdown(place_table(plan, own, name))]
+        for said, asked in (
+            ("Questions of the zero-shot sets, answered without any training on them:", zero_shot_table(own)),
+            ("Needles, after the same short course for all, by length in tokens:", needle_table(own)),
+        ):
+            parts += [said, markdown(asked)] if asked is not None else []
+        parts += [f"![{picture.stem}]({picture.name})" for picture in pictures if stage_of(plan, picture) == stage]
+    left = missing(plan, found)
+    parts += ["## Not run", "\n".join(left) if left else "Everything that was planned was run."]
+    parts += ["## Where", "\n".join(f"- {line}" for line in places(found))]
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def places(found: list[Line]) -> list[str]:
+    """Machines, versions and commits of the results."""
+    said = []
+    for row in found:
+        versions, commit = row.get("versions", {}), str(row.get("commit"))
+        changed = ", changed since" if commit.endswith("-changed") else ""
+        said.append(f"{row.get('device')}, torch {versions.get('torch')}, commit {commit[:12]}{changed}")
+    return sorted(set(said))
