@@ -124,7 +124,7 @@ def size(x: Tensor) -> int:
 
 
 class Count(NamedTuple):
-    """What a block launches one way: products of matrices and all else, with the kilobytes a token that the latter move."""
+    """What a block launches one way: products of matrices and all else, and the kilobytes a token that both move."""
 
     products: int
     passes: int
@@ -136,8 +136,8 @@ class Count(NamedTuple):
     def of(cls, counter: Counter, tokens: int) -> Count:
         """Of a counter after the pass."""
         products = sum(counter.ops[name] for name in PRODUCTS)
-        moved = sum(size for name, size in counter.bytes.items() if name not in PRODUCTS)
-        return cls(products, sum(counter.ops.values()) - products, moved / tokens / 1e3, counter.ops, counter.bytes)
+        moved = sum(counter.bytes.values()) / tokens / 1e3
+        return cls(products, sum(counter.ops.values()) - products, moved, counter.ops, counter.bytes)
 
 
 def as_on_a_gpu() -> None:

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from ..forms.common import split
 from ..types import require
 from .functional import rotate
+from .joined import apart
 from .packing import Packing, Places
 
 
@@ -70,7 +71,7 @@ class SlidingWindowAttention(nn.Module):
             packing = Packing.of(mask)
             y, state = self(packing.pack(x), state, cu_seqlens=packing.cu_seqlens)
             return packing.unpack(y), state
-        q, k, v = (split(proj(x), -1, self.heads) for proj in (self.q_proj, self.k_proj, self.v_proj))
+        q, k, v = (split(part, -1, self.heads) for part in apart(x, [self.q_proj, self.k_proj, self.v_proj]))
         if cu_seqlens is None:
             y, state = self._attend(q, k, v, state, None)
         else:

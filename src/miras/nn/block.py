@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from ..spec import Spec
 from ..types import require
 from .attention import SlidingWindowAttention, WindowState
+from .joined import apart
 from .layer import MirasLayer, MirasState
 from .norm import RMSNorm
 from .recipes import Recipe
@@ -30,7 +31,8 @@ class SwiGLU(nn.Module):
         self.down_proj = nn.Linear(inner, dim, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        y: Tensor = self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+        gate, up = apart(x, [self.gate_proj, self.up_proj])
+        y: Tensor = self.down_proj(F.silu(gate) * up)
         return y
 
 

@@ -22,8 +22,9 @@ from ..types import AnyState, Gates, require
 from . import functional
 from .convolution import ShortConvolution, TokenShift
 from .extras import Extras
-from .gates import gate_of
+from .gates import Gate, gate_of
 from .initial import InitialMemory
+from .joined import alike, apart, bare, many, product, together, untouched
 from .norm import RMSNorm
 from .packing import Packing, Places
 from .recipes import Recipe, recipe_of
@@ -51,15 +52,15 @@ class MirasState(NamedTuple):
 class Prepared(NamedTuple):
     """What a layer hands to its memory, and keeps for after it.
 
-    q ``[B,T,H,K]``, k ``[B,T P,H,K]`` (None where it is tied to the decay) and v ``[B,T P,H,V]``; the gates; what the output
-    gate sees; the window and the number of tokens seen, to go on with.
+    q ``[B,T,H,K]``, k ``[B,T P,H,K]`` (None where it is tied to the decay) and v ``[B,T P,H,V]``; the gates; the output gate's
+    projection ``[B,T,H V]``, or None; the window and the number of tokens seen, to go on with.
     """
 
     q: Tensor
     k: Tensor | None
     v: Tensor
     gates: Gates
-    output: Tensor
+    output: Tensor | None
     window: Tensor
     seen: Tensor
 
@@ -199,10 +200,11 @@ class MirasLayer(nn.Module):
         seen = torch.zeros(rows, dtype=torch.long, device=x.device) if state is None else state.seen
         streams, q, k, v, window = self._project(x, window, places)
         q, k = self._treated(q, k, seen, places)
-        gates, step = self._gate_values(streams.gates)
+        output, met = self._first_products(streams)
+        gates, step = self._gate_values(streams.gates, met)
         k, v, gates = self.extras.pairs(k, v, gates, step)
         read = x.shape[1] if places is None else places.lengths
-        return Prepared(q, k, v, gates, streams.output, window, seen + read)
+        return Prepared(q, k, v, gates, output, window, seen + read)
 
     def remember(
         self, prepared: Prepared, state: MirasState | None = None, *, cu_seqlens: Tensor | None = None
@@ -226,9 +228,9 @@ class MirasLayer(nn.Module):
         """Everything after the memory: norm, gate, projection; ``[B,T,H,V] -> [B,T,C]``."""
         y = self.extras.output(y, prepared.q, prepared.k, prepared.v)
         y = (y if self.norm is None else self.norm(y)).flatten(2)
-        if self.g_proj is not None:
+        if prepared.output is not None:
             assert self.recipe.output_gate is not None
-            y = y * OUTPUT_GATES[self.recipe.output_gate](self.g_proj(prepared.output))
+            y = y * OUTPUT_GATES[self.recipe.output_gate](prepared.output)
         out: Tensor = self.o_proj(y)
         return out
 
@@ -246,14 +248,14 @@ class MirasLayer(nn.Module):
         if self.shift is not None:
             shifted, window = self.shift(x, window, places)
             streams = Streams(*shifted)
-        parts = [self.q_proj(streams.q), self.v_proj(streams.v)]
-        if self.k_proj is not None:
-            parts.insert(1, self.k_proj(streams.k))
+        made = ((self.q_proj, streams.q), (self.k_proj, streams.k), (self.v_proj, streams.v))
+        each = {proj: stream for proj, stream in made if proj is not None}
         if self.convolution is not None:
-            joined, window = self.convolution(torch.cat(parts, -1), window, places, silu=self.recipe.silu)
-            parts = list(torch.split(joined, [width for width in self.widths if width], -1))
-        elif self.recipe.silu:
-            parts = [F.silu(part) for part in parts]
+            joined, window = self.convolution(together(x, list(each)), window, places, silu=self.recipe.silu)
+            parts = torch.split(joined, [width for width in self.widths if width], -1)
+        else:
+            parts = apart(x, list(each)) if self.shift is None else tuple(proj(part) for proj, part in each.items())
+            parts = tuple(map(F.silu, parts)) if self.recipe.silu else parts
         batch, time = x.shape[:2]
         q = parts[0].reshape(batch, time, self.heads, self.keys)
         k = None if self.k_proj is None else parts[1].reshape(batch, time * self.pairs, self.heads, self.keys)
@@ -274,9 +276,21 @@ class MirasLayer(nn.Module):
             k = None if k is None else functional.rotate(k, each, self.recipe.rope)
         return q * self.keys**-0.5 if self.recipe.scaled else q, k
 
-    def _gate_values(self, x: Tensor) -> tuple[Gates, Tensor | None]:
+    def _first_products(self, streams: Streams) -> tuple[Tensor | None, dict[str, Tensor]]:
+        """The output gate's projection, and what each gate's first matrix gives where all of them are one product."""
+        if self.shift is None and many(streams.gates):
+            gates = {name: gate for name, gate in self.gates.items() if isinstance(gate, Gate)}
+            output = [] if self.g_proj is None else [self.g_proj]
+            plain = all(map(bare, output)) and all(untouched(gate, Gate) for gate in gates.values())
+            weights = [*(each.weight for each in output), *(gate.first for gate in gates.values())] if plain else []
+            if alike(weights):
+                made = product(streams.gates, weights)
+                return made[0] if output else None, dict(zip(gates, made[len(output) :], strict=True))
+        return self.g_proj(streams.output) if self.g_proj is not None else None, {}
+
+    def _gate_values(self, x: Tensor, met: dict[str, Tensor]) -> tuple[Gates, Tensor | None]:
         """The gates, and for Mamba the time step that its decay is made of."""
-        both = {name: gate(x) for name, gate in self.gates.items()}
+        both = {name: gate(x, met[name]) if name in met else gate(x) for name, gate in self.gates.items()}
         made = {name: one.value for name, one in both.items()}
         step = -both["log_alpha"].unrated if self.recipe.time_step else None
         if "mu" in made and "eta" in made:
