@@ -9,6 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from .functional import takes_kernels
+
 
 class RMSNorm(nn.Module):
     """gain * x / sqrt(mean x^2 + eps) over the last axis, ``[...,D]``, in one call.
@@ -29,5 +31,10 @@ class RMSNorm(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         kind = x.device.type
         to = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) and x.dtype == torch.float32 else x.dtype
+        if takes_kernels(x):
+            from ..kernels import norm
+
+            if norm.takes(x):
+                return norm.rms_norm(x.contiguous(), self.weight, self.eps, to)  # type: ignore[no-any-return]
         with torch.autocast(kind, enabled=False):
             return F.rms_norm(x, self.weight.shape, self.weight.to(x.dtype), self.eps).to(to)
