@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from ..spec import Spec
 from ..types import require
 from .attention import SlidingWindowAttention, WindowState
-from .joined import apart
+from .functional import takes_kernels
+from .joined import apart, together
 from .layer import MirasLayer, MirasState
 from .norm import RMSNorm
 from .recipes import Recipe
@@ -31,9 +32,21 @@ class SwiGLU(nn.Module):
         self.down_proj = nn.Linear(inner, dim, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        gate, up = apart(x, [self.gate_proj, self.up_proj])
-        y: Tensor = self.down_proj(F.silu(gate) * up)
+        y: Tensor = self.down_proj(self._inner(x))
         return y
+
+    def _inner(self, x: Tensor) -> Tensor:
+        """silu(gate x) * up x, ``[B,T,I]``."""
+        projections = [self.gate_proj, self.up_proj]
+        if takes_kernels(x):
+            from ..kernels import swiglu
+
+            both = together(x, projections)
+            if swiglu.takes(both):
+                inner: Tensor = swiglu.swiglu(both)
+                return inner
+        gate, up = apart(x, projections)
+        return F.silu(gate) * up
 
 
 class Block(nn.Module):
