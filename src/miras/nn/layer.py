@@ -22,6 +22,7 @@ from ..types import AnyState, Gates, require
 from . import functional
 from .convolution import ShortConvolution, TokenShift
 from .extras import Extras
+from .functional import takes_kernels
 from .gates import Gate, gate_of
 from .initial import InitialMemory
 from .joined import alike, apart, bare, many, product, together, untouched
@@ -227,12 +228,21 @@ class MirasLayer(nn.Module):
     def finish(self, prepared: Prepared, y: Tensor) -> Tensor:
         """Everything after the memory: norm, gate, projection; ``[B,T,H,V] -> [B,T,C]``."""
         y = self.extras.output(y, prepared.q, prepared.k, prepared.v)
-        y = (y if self.norm is None else self.norm(y)).flatten(2)
-        if prepared.output is not None:
-            assert self.recipe.output_gate is not None
-            y = y * OUTPUT_GATES[self.recipe.output_gate](prepared.output)
-        out: Tensor = self.o_proj(y)
+        out: Tensor = self.o_proj(self._gated(y, prepared.output))
         return out
+
+    def _gated(self, y: Tensor, projected: Tensor | None) -> Tensor:
+        """Each head's output normalised, times the curve of its gate's projection; ``[B,T,H V]``."""
+        curve = self.recipe.output_gate
+        if takes_kernels(y) and self.norm is not None and projected is not None and untouched(self.norm, RMSNorm):
+            from ..kernels import gated_norm
+
+            if gated_norm.takes(y, projected):
+                assert curve is not None
+                gated: Tensor = gated_norm.gated_norm(y, self.norm.weight, projected, self.norm.eps, curve)
+                return gated
+        y = (y if self.norm is None else self.norm(y)).flatten(2)
+        return y if projected is None or curve is None else y * OUTPUT_GATES[curve](projected)
 
     def _window(self, x: Tensor, rows: int) -> Tensor:
         """Nothing seen yet, ``[R,W-1,...]``."""
