@@ -3,9 +3,9 @@
     python benchmarks/layer_ops.py --presets yaad,gated_deltanet --ops
 
 Nothing is computed and no GPU is needed: the block runs on fake tensors under bf16 autocast, with float32 weights and a
-float32 residual stream, as if they lay on a GPU. The fused operators and rms_norm are a launch each; views and empty tensors
-are none. The memory itself is left out, but for the copies that lay its arguments out. Bytes are those of every argument and
-every result, once.
+float32 residual stream, as if they lay on a GPU. The fused operators and rms_norm count once; views and empty tensors do not.
+The memory itself is left out, but for the copies that lay its arguments out. Bytes are those of every argument and every
+result, once.
 """
 
 from __future__ import annotations

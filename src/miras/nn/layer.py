@@ -19,22 +19,17 @@ from ..memory import MLP
 from ..retention import L2
 from ..spec import Spec
 from ..types import AnyState, Gates, require
-from . import functional
 from .convolution import ShortConvolution, TokenShift
 from .extras import Extras
-from .functional import takes_kernels
+from .functional import rotate, takes_kernels
 from .gates import Gate, gate_of
+from .heads import each_treated, fuses, heads_of, parts_of
 from .initial import InitialMemory
 from .joined import alike, apart, bare, many, product, together, untouched
 from .norm import RMSNorm
 from .packing import Packing, Places
 from .recipes import Recipe, recipe_of
 
-TREATMENTS: dict[str, Callable[[Tensor], Tensor]] = {
-    "unit length": functional.unit_length,
-    "positive": functional.positive,
-    "plain": lambda x: x,
-}
 OUTPUT_GATES: dict[str, Callable[[Tensor], Tensor]] = {"silu": F.silu, "sigmoid": torch.sigmoid}
 
 
@@ -125,14 +120,14 @@ class MirasLayer(nn.Module):
         self.chunk_size, self.backend = chunk_size, backend
         self.pairs = self.spec.algorithm.pairs if isinstance(self.spec.algorithm, Descent) else 1
         tied = isinstance(self.spec.retention, L2) and self.spec.retention.tied
-        widths = [heads * self.keys, 0 if tied else self.pairs * heads * self.keys, self.pairs * heads * self.values]
-        self.widths = widths
-        self.q_proj = nn.Linear(dim, widths[0], bias=False)
-        self.k_proj = None if tied else nn.Linear(dim, widths[1], bias=False)
-        self.v_proj = nn.Linear(dim, widths[2], bias=False)
+        self.parts = parts_of(self.recipe, heads, self.keys, self.values, self.pairs, tied)
+        self.projected = sum(part.width for part in self.parts)
+        self.q_proj = nn.Linear(dim, self.parts[0].width, bias=False)
+        self.k_proj = None if tied else nn.Linear(dim, self.parts[1].width, bias=False)
+        self.v_proj = nn.Linear(dim, self.parts[-1].width, bias=False)
         self.o_proj = nn.Linear(heads * self.values, dim, bias=False)
         self.g_proj = nn.Linear(dim, heads * self.values, bias=False) if self.recipe.output_gate else None
-        self.convolution = ShortConvolution(sum(widths), self.recipe.convolution) if self.recipe.convolution else None
+        self.convolution = ShortConvolution(self.projected, self.recipe.convolution) if self.recipe.convolution else None
         self.shift = TokenShift(dim, len(Streams._fields)) if self.recipe.shift else None
         self.memory = InitialMemory(self.spec, heads, self.keys, self.values, self.recipe.start)
         self.gates = self._gates()
@@ -200,7 +195,7 @@ class MirasLayer(nn.Module):
             window = state.window
         seen = torch.zeros(rows, dtype=torch.long, device=x.device) if state is None else state.seen
         streams, q, k, v, window = self._project(x, window, places)
-        q, k = self._treated(q, k, seen, places)
+        q, k = self._rotated(q, k, seen, places)
         output, met = self._first_products(streams)
         gates, step = self._gate_values(streams.gates, met)
         k, v, gates = self.extras.pairs(k, v, gates, step)
@@ -248,7 +243,7 @@ class MirasLayer(nn.Module):
         """Nothing seen yet, ``[R,W-1,...]``."""
         if self.shift is not None:
             return x.new_zeros(rows, 1, self.dim)
-        return x.new_zeros(rows, 0 if self.convolution is None else self.convolution.width - 1, sum(self.widths))
+        return x.new_zeros(rows, 0 if self.convolution is None else self.convolution.width - 1, self.projected)
 
     def _project(
         self, x: Tensor, window: Tensor, places: Places | None
@@ -262,29 +257,26 @@ class MirasLayer(nn.Module):
         each = {proj: stream for proj, stream in made if proj is not None}
         if self.convolution is not None:
             joined, window = self.convolution(together(x, list(each)), window, places, silu=self.recipe.silu)
-            parts = torch.split(joined, [width for width in self.widths if width], -1)
+            q, *k, v = heads_of(joined, self.parts)
+        elif self.shift is None and fuses(x, self.parts):
+            joined = together(x, list(each))
+            q, *k, v = heads_of(F.silu(joined) if self.recipe.silu else joined, self.parts)
         else:
-            parts = apart(x, list(each)) if self.shift is None else tuple(proj(part) for proj, part in each.items())
-            parts = tuple(map(F.silu, parts)) if self.recipe.silu else parts
-        batch, time = x.shape[:2]
-        q = parts[0].reshape(batch, time, self.heads, self.keys)
-        k = None if self.k_proj is None else parts[1].reshape(batch, time * self.pairs, self.heads, self.keys)
-        v = parts[-1].reshape(batch, time * self.pairs, self.heads, self.values)
-        return streams, q, k, functional.unit_scale(v) if self.recipe.value_norm else v, window
+            alone = apart(x, list(each)) if self.shift is None else [proj(stream) for proj, stream in each.items()]
+            q, *k, v = each_treated(alone, self.parts, self.recipe.silu)
+        shape = (x.shape[0], x.shape[1] * self.pairs, self.heads)
+        return streams, q, k[0].reshape(*shape, self.keys) if k else None, v.reshape(*shape, self.values), window
 
-    def _treated(self, q: Tensor, k: Tensor | None, seen: Tensor, places: Places | None) -> tuple[Tensor, Tensor | None]:
-        """q and k with their positions, brought to the form that the memory takes."""
-        treat = TREATMENTS[self.recipe.treatment]
-        q, k = treat(q), None if k is None else treat(k)
-        if self.recipe.rope is not None:
-            if places is None:
-                positions = seen[:, None] + torch.arange(q.shape[1], device=q.device)
-            else:
-                positions = (seen[places.row] + places.position)[None]
-            q = functional.rotate(q, positions, self.recipe.rope)
-            each = positions.repeat_interleave(self.pairs, 1) if self.pairs > 1 else positions
-            k = None if k is None else functional.rotate(k, each, self.recipe.rope)
-        return q * self.keys**-0.5 if self.recipe.scaled else q, k
+    def _rotated(self, q: Tensor, k: Tensor | None, seen: Tensor, places: Places | None) -> tuple[Tensor, Tensor | None]:
+        """q and k with their positions, where a recipe has any."""
+        if self.recipe.rope is None:
+            return q, k
+        if places is None:
+            positions = seen[:, None] + torch.arange(q.shape[1], device=q.device)
+        else:
+            positions = (seen[places.row] + places.position)[None]
+        each = positions.repeat_interleave(self.pairs, 1) if self.pairs > 1 else positions
+        return rotate(q, positions, self.recipe.rope), None if k is None else rotate(k, each, self.recipe.rope)
 
     def _first_products(self, streams: Streams) -> tuple[Tensor | None, dict[str, Tensor]]:
         """The output gate's projection, and what each gate's first matrix gives where all of them are one product."""
