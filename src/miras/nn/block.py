@@ -16,7 +16,7 @@ from .attention import SlidingWindowAttention, WindowState
 from .functional import takes_kernels
 from .joined import apart, together
 from .layer import MirasLayer, MirasState
-from .norm import RMSNorm
+from .norm import ResidualNorm, RMSNorm
 from .recipes import Recipe
 
 BlockState = MirasState | WindowState
@@ -54,18 +54,19 @@ class Block(nn.Module):
 
     def __init__(self, mixer: MirasLayer | SlidingWindowAttention, inner: int, *, norm_eps: float = 1e-6) -> None:
         super().__init__()
-        self.mixer_norm = RMSNorm(mixer.dim, eps=norm_eps)
+        self.mixer_norm = ResidualNorm(mixer.dim, eps=norm_eps)
         self.mixer = mixer
-        self.mlp_norm = RMSNorm(mixer.dim, eps=norm_eps)
+        self.mlp_norm = ResidualNorm(mixer.dim, eps=norm_eps)
         self.mlp = SwiGLU(mixer.dim, inner)
 
     def forward(
         self, x: Tensor, state: BlockState | None = None, mask: Tensor | None = None, cu_seqlens: Tensor | None = None
     ) -> tuple[Tensor, BlockState]:
         """``[B,T,C] -> [B,T,C]`` and the mixer's state; arguments as in :meth:`MirasLayer.forward`."""
-        y, end = self.mixer(self.mixer_norm(x), state, mask=mask, cu_seqlens=cu_seqlens)
-        x = x + y
-        return x + self.mlp(self.mlp_norm(x)), end
+        x, normed = self.mixer_norm(x)
+        y, end = self.mixer(normed, state, mask=mask, cu_seqlens=cu_seqlens)
+        x, normed = self.mlp_norm(x, y)
+        return x + self.mlp(normed), end
 
 
 class Stack(nn.Module):

@@ -12,12 +12,28 @@ from torch import Tensor, nn
 from .functional import takes_kernels
 
 
-class RMSNorm(nn.Module):
-    """gain * x / sqrt(mean x^2 + eps) over the last axis, ``[...,D]``, in one call.
+def multiplied_in(kind: str, dtype: torch.dtype) -> torch.dtype:
+    """The dtype itself, but for float32, under autocast of a kind of device, what autocast multiplies in.
 
-    In the dtype of x, but under autocast a float32 x gives what autocast multiplies in: the projections behind a norm, of which
-    a layer has up to eight, would otherwise each make a copy of their own.
+    The projections behind a norm, of which a layer has up to eight, would otherwise each make a copy of their own.
     """
+    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) and dtype == torch.float32 else dtype
+
+
+def rms_norm(x: Tensor, gain: Tensor, eps: float) -> Tensor:
+    """gain * x / sqrt(mean x^2 + eps) over the last axis, ``[...,D]``, in the dtype that it is multiplied in."""
+    to = multiplied_in(x.device.type, x.dtype)
+    if takes_kernels(x):
+        from ..kernels import norm
+
+        if norm.takes(x):
+            return norm.rms_norm(x.contiguous(), gain, eps, to)  # type: ignore[no-any-return]
+    with torch.autocast(x.device.type, enabled=False):
+        return F.rms_norm(x, gain.shape, weight=gain.to(x.dtype), eps=eps).to(to)
+
+
+class RMSNorm(nn.Module):
+    """gain * x / sqrt(mean x^2 + eps) over the last axis, ``[...,D]``, in one call."""
 
     def __init__(self, channels: int, eps: float) -> None:
         super().__init__()
@@ -29,12 +45,33 @@ class RMSNorm(nn.Module):
         nn.init.ones_(self.weight)
 
     def forward(self, x: Tensor) -> Tensor:
-        kind = x.device.type
-        to = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) and x.dtype == torch.float32 else x.dtype
-        if takes_kernels(x):
-            from ..kernels import norm
+        return rms_norm(x, self.weight, self.eps)
 
-            if norm.takes(x):
-                return norm.rms_norm(x.contiguous(), self.weight, self.eps, to)  # type: ignore[no-any-return]
-        with torch.autocast(kind, enabled=False):
-            return F.rms_norm(x, self.weight.shape, self.weight.to(x.dtype), self.eps).to(to)
+
+class ResidualNorm(nn.Module):
+    """A residual stream, with a branch added or as it is, ``[...,D]``, and its RMS norm.
+
+    One call, so that on a GPU the sum and its norm are one pass, and so are their gradients, which meet here.
+    """
+
+    def __init__(self, channels: int, eps: float) -> None:
+        super().__init__()
+        self.eps = eps
+        self.weight = nn.Parameter(torch.empty(channels))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        nn.init.ones_(self.weight)
+
+    def forward(self, x: Tensor, branch: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """x + branch, and the norm of it in the dtype that it is multiplied in."""
+        if takes_kernels(x):
+            from ..kernels import residual
+
+            if residual.takes(x, branch):
+                added = x.dtype if branch is None else torch.promote_types(x.dtype, branch.dtype)
+                to = multiplied_in(x.device.type, added)
+                made: tuple[Tensor, Tensor] = residual.Residual.apply(x.contiguous(), branch, self.weight, self.eps, to)  # type: ignore[no-untyped-call]
+                return made
+        x = x if branch is None else x + branch
+        return x, rms_norm(x, self.weight, self.eps)
