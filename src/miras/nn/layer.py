@@ -21,7 +21,7 @@ from ..spec import Spec
 from ..types import AnyState, Gates, require
 from .convolution import ShortConvolution, TokenShift
 from .extras import Extras
-from .functional import rotate, takes_kernels
+from .functional import takes_kernels, turned, turns
 from .gates import Gate, gate_of
 from .heads import each_treated, fuses, heads_of, parts_of
 from .initial import InitialMemory
@@ -275,8 +275,9 @@ class MirasLayer(nn.Module):
             positions = seen[:, None] + torch.arange(q.shape[1], device=q.device)
         else:
             positions = (seen[places.row] + places.position)[None]
-        each = positions.repeat_interleave(self.pairs, 1) if self.pairs > 1 else positions
-        return rotate(q, positions, self.recipe.rope), None if k is None else rotate(k, each, self.recipe.rope)
+        angles = turns(positions, self.keys, self.recipe.rope)
+        each = [angle.repeat_interleave(self.pairs, 1) for angle in angles] if self.pairs > 1 else angles
+        return turned(q, *angles), None if k is None else turned(k, *each)
 
     def _first_products(self, streams: Streams) -> tuple[Tensor | None, dict[str, Tensor]]:
         """The output gate's projection, and what each gate's first matrix gives where all of them are one product."""
