@@ -69,7 +69,7 @@ def test_the_layer_gives_the_same_by_either_way(name, cast, monkeypatch):
         layer.norm.weight.uniform_(0.5, 2)
     found = []
     for fused in (False, True):
-        monkeypatch.setattr(module, "takes_kernels", lambda x, fused=fused: fused)
+        monkeypatch.setattr(module, "worth_fusing", lambda x, fused=fused: fused)
         with torch.autocast(DEVICE, torch.bfloat16, enabled=cast):
             y, _ = layer(x)
         found.append([y, *torch.autograd.grad(y.float().square().sum(), (x, *layer.parameters()))])
@@ -81,7 +81,7 @@ def test_a_norm_with_a_hook_is_called(monkeypatch):
     layer, x = MirasLayer(16, 2, "gated_deltanet", backend="torch").to(DEVICE), draw(1, 12, 16)
     want, heard = layer(x)[0], []
     layer.norm.register_forward_hook(lambda module, args, out: heard.append(out.shape))
-    monkeypatch.setattr(module, "takes_kernels", lambda x: True)
+    monkeypatch.setattr(module, "worth_fusing", lambda x: True)
     assert torch.allclose(layer(x)[0], want, atol=1e-6) and heard == [(1, 12, 2, 8)]
 
 

@@ -26,7 +26,7 @@ def draw(*shape, dtype=torch.float32):
 
 
 def results(joined, parts, outer, fused, monkeypatch):
-    monkeypatch.setattr(module, "takes_kernels", lambda x: fused)
+    monkeypatch.setattr(module, "worth_fusing", lambda x: fused)
     made = heads_of(joined, parts)
     return [*made, *torch.autograd.grad(made, joined, [one.to(part.dtype) for one, part in zip(outer, made, strict=True)])]
 
@@ -62,7 +62,7 @@ def test_zeros_have_finite_gradients(monkeypatch):
 
 
 def test_a_part_without_a_gradient_gives_zeros(monkeypatch):
-    monkeypatch.setattr(module, "takes_kernels", lambda x: True)
+    monkeypatch.setattr(module, "worth_fusing", lambda x: True)
     parts, joined = CASES["yaad"], draw(1, 5, 180)
     q, _, _ = heads_of(joined, parts)
     (dx,) = torch.autograd.grad(q.sum(), joined)
@@ -70,7 +70,7 @@ def test_a_part_without_a_gradient_gives_zeros(monkeypatch):
 
 
 def test_where_there_is_nothing_to_gain_torch_takes_views(monkeypatch):
-    monkeypatch.setattr(module, "takes_kernels", lambda x: True)
+    monkeypatch.setattr(module, "worth_fusing", lambda x: True)
     x = draw(1, 5, 16)
     assert fuses(x, CASES["tied"])
     assert not fuses(x, (Part(2, 8),)) and not fuses(x, (Part(1, 8, 1.0, 1e-6), Part(1, 8, positive=True)))
@@ -82,7 +82,7 @@ def test_the_layer_gives_the_same_by_either_way(name, monkeypatch):
     layer, x = MirasLayer(16, 2, name, chunk_size=4, backend="torch").to(DEVICE), draw(3, 20, 16)
     found = []
     for fused in (False, True):
-        monkeypatch.setattr(module, "takes_kernels", lambda x, fused=fused: fused)
+        monkeypatch.setattr(module, "worth_fusing", lambda x, fused=fused: fused)
         y, state = layer(x[:, :17])
         rest, state = layer(x[:, 17:], state)
         total = y.square().sum() + rest.square().sum()

@@ -7,6 +7,7 @@ pytest.importorskip("triton")
 import torch
 
 from miras.kernels import norm as kernel
+from miras.nn import functional
 from miras.nn import norm as module
 from miras.nn.norm import RMSNorm
 
@@ -61,7 +62,7 @@ def test_the_module_gives_the_same_by_either_way(dtype, cast, monkeypatch):
         norm.weight.uniform_(0.5, 2)
     outer, found = torch.randn(2, 7, 24, device=DEVICE), []
     for fused in (False, True):
-        monkeypatch.setattr(module, "takes_kernels", lambda x, fused=fused: fused)
+        monkeypatch.setattr(module, "worth_fusing", lambda x, fused=fused: fused)
         with torch.autocast(DEVICE, torch.bfloat16, enabled=cast):
             y = norm(x)
         found.append([y, *torch.autograd.grad(y, (x, norm.weight), outer.to(y.dtype))])
@@ -89,3 +90,11 @@ def test_the_operators_register_what_compilers_ask_for():
     dy = torch.randn(2, 5, 8, device=DEVICE)
     given = (x.detach(), gain.detach(), dy, 1e-6)
     torch.library.opcheck(kernel.rms_norm_backward, given, test_utils=("test_schema", "test_faketensor"))
+
+
+def test_few_tokens_stay_with_torch(monkeypatch):
+    """Launching a kernel from here costs more than the passes that it saves."""
+    monkeypatch.setattr(functional, "takes_kernels", lambda x: True)
+    assert functional.worth_fusing(torch.zeros(functional.LARGE)) and not functional.worth_fusing(torch.zeros(1, 1, 640))
+    monkeypatch.setattr(functional, "takes_kernels", lambda x: False)
+    assert not functional.worth_fusing(torch.zeros(functional.LARGE))

@@ -67,7 +67,7 @@ def test_the_module_gives_the_same_by_either_way(cast, monkeypatch):
     for added in (None, branch):
         found = []
         for fused in (False, True):
-            monkeypatch.setattr(module, "takes_kernels", lambda x, fused=fused: fused)
+            monkeypatch.setattr(module, "worth_fusing", lambda x, fused=fused: fused)
             with torch.autocast(DEVICE, LOW, enabled=cast):
                 s, y = layer(x, added)
             leaves = [leaf for leaf in (x, added, layer.weight) if leaf is not None]
@@ -80,7 +80,7 @@ def test_a_block_gives_the_same_by_either_way(monkeypatch):
     block, x = Block(MirasLayer(16, 2, "deltanet", chunk_size=4, backend="torch"), 24).to(DEVICE), draw(2, 12, 16)
     found = []
     for fused in (False, True):
-        monkeypatch.setattr(module, "takes_kernels", lambda x, fused=fused: fused)
+        monkeypatch.setattr(module, "worth_fusing", lambda x, fused=fused: fused)
         y = torch.utils.checkpoint.checkpoint(lambda x: block(x)[0], x, use_reentrant=False) if fused else block(x)[0]
         found.append([y, *torch.autograd.grad((y * y).sum(), (x, *block.parameters()))])
     for plain, fused in zip(*found, strict=True):

@@ -19,7 +19,7 @@ def draw(*shape, dtype=torch.float32):
 
 
 def results(x, angles, outer, fused, monkeypatch):
-    monkeypatch.setattr(module, "takes_kernels", lambda x: fused)
+    monkeypatch.setattr(module, "worth_fusing", lambda x: fused)
     y = turned(x, *angles)
     return [y, *torch.autograd.grad(y, x, outer.to(y.dtype))]
 
@@ -53,7 +53,7 @@ def test_any_layout_is_read(monkeypatch):
 def test_layers_give_the_same_by_either_way(make, monkeypatch):
     layer, x, found = make().to(DEVICE), draw(2, 30, 16), []
     for fused in (False, True):
-        monkeypatch.setattr(module, "takes_kernels", lambda x, fused=fused: fused)
+        monkeypatch.setattr(module, "worth_fusing", lambda x, fused=fused: fused)
         y, state = layer(x[:, :27])
         rest, _ = layer(x[:, 27:], state)
         total = y.square().sum() + rest.square().sum()

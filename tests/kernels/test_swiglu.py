@@ -53,7 +53,7 @@ def test_the_module_gives_the_same_by_either_way(cast, monkeypatch):
     mlp, x = SwiGLU(16, 24).to(DEVICE), draw(4, 20, 16)
     found = []
     for fused in (False, True):
-        monkeypatch.setattr(module, "takes_kernels", lambda x, fused=fused: fused)
+        monkeypatch.setattr(module, "worth_fusing", lambda x, fused=fused: fused)
         with torch.autocast(DEVICE, torch.bfloat16, enabled=cast):
             y = mlp(x)
         found.append([y, *torch.autograd.grad(y.float().square().sum(), (x, *mlp.parameters()))])
@@ -64,7 +64,7 @@ def test_the_module_gives_the_same_by_either_way(cast, monkeypatch):
 def test_float64_stays_with_torch(monkeypatch):
     mlp, x = SwiGLU(16, 24).double().to(DEVICE), draw(4, 20, 16).double()
     want = mlp(x)
-    monkeypatch.setattr(module, "takes_kernels", lambda x: True)
+    monkeypatch.setattr(module, "worth_fusing", lambda x: True)
     assert torch.equal(mlp(x), want)
 
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from ..spec import Spec
 from ..types import require
 from .attention import SlidingWindowAttention, WindowState
-from .functional import takes_kernels
+from .functional import worth_fusing
 from .joined import apart, together
 from .layer import MirasLayer, MirasState
 from .norm import ResidualNorm, RMSNorm
@@ -38,14 +38,16 @@ class SwiGLU(nn.Module):
     def _inner(self, x: Tensor) -> Tensor:
         """silu(gate x) * up x, ``[B,T,I]``."""
         projections = [self.gate_proj, self.up_proj]
-        if takes_kernels(x):
+        if worth_fusing(x):
             from ..kernels import swiglu
 
             both = together(x, projections)
             if swiglu.takes(both):
                 inner: Tensor = swiglu.swiglu(both)
                 return inner
-        gate, up = apart(x, projections)
+            gate, up = both.chunk(2, -1)
+        else:
+            gate, up = apart(x, projections)
         return F.silu(gate) * up
 
 

@@ -12,12 +12,19 @@ import torch.nn.functional as F
 from torch import Tensor
 
 EPS = 1e-6
+# numbers from which on a fused pass is taken: below, launching a kernel of ours costs more than torch's passes
+LARGE = 2**18
 TRITON = find_spec("triton") is not None
 
 
 def takes_kernels(x: Tensor) -> bool:
     """Whether fused kernels may read x: on a GPU, with Triton, and no compiler about, which fuses the definition by itself."""
     return x.is_cuda and TRITON and not torch.compiler.is_compiling()
+
+
+def worth_fusing(x: Tensor) -> bool:
+    """Whether kernels may read x, and passes over it cost more than launches, as they do not for a token that is decoded."""
+    return takes_kernels(x) and x.numel() >= LARGE
 
 
 def unit_length(x: Tensor) -> Tensor:
@@ -57,7 +64,7 @@ def turns(positions: Tensor, channels: int, theta: float) -> tuple[Tensor, Tenso
 
 def turned(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
     """Channels j and j + D/2 turned by an angle of their own; x ``[B,T,H,D]``, cosine and sine ``[B or 1,T,D/2]``."""
-    if takes_kernels(x):
+    if worth_fusing(x):
         from ..kernels import rotary
 
         if rotary.takes(x):

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .functional import EPS, positive, takes_kernels, unit_rms
+from .functional import EPS, positive, unit_rms, worth_fusing
 from .recipes import Recipe
 
 
@@ -51,7 +51,7 @@ def treated(x: Tensor, part: Part) -> Tensor:
 
 def fuses(x: Tensor, parts: Sequence[Part]) -> bool:
     """Whether kernels make the heads: where some are scaled by their RMS, for else there is nothing to be gained."""
-    return takes_kernels(x) and any(part.eps is not None for part in parts) and not any(part.positive for part in parts)
+    return worth_fusing(x) and any(part.eps is not None for part in parts) and not any(part.positive for part in parts)
 
 
 def heads_of(joined: Tensor, parts: Sequence[Part]) -> list[Tensor]:

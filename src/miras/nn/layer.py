@@ -21,7 +21,7 @@ from ..spec import Spec
 from ..types import AnyState, Gates, require
 from .convolution import ShortConvolution, TokenShift
 from .extras import Extras
-from .functional import takes_kernels, turned, turns
+from .functional import turned, turns, worth_fusing
 from .gates import Gate, gate_of
 from .heads import each_treated, fuses, heads_of, parts_of
 from .initial import InitialMemory
@@ -229,7 +229,7 @@ class MirasLayer(nn.Module):
     def _gated(self, y: Tensor, projected: Tensor | None) -> Tensor:
         """Each head's output normalised, times the curve of its gate's projection; ``[B,T,H V]``."""
         curve = self.recipe.output_gate
-        if takes_kernels(y) and self.norm is not None and projected is not None and untouched(self.norm, RMSNorm):
+        if worth_fusing(y) and self.norm is not None and projected is not None and untouched(self.norm, RMSNorm):
             from ..kernels import gated_norm
 
             if gated_norm.takes(y, projected):

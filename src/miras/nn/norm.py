@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .functional import takes_kernels
+from .functional import worth_fusing
 
 
 def multiplied_in(kind: str, dtype: torch.dtype) -> torch.dtype:
@@ -23,7 +23,7 @@ def multiplied_in(kind: str, dtype: torch.dtype) -> torch.dtype:
 def rms_norm(x: Tensor, gain: Tensor, eps: float) -> Tensor:
     """gain * x / sqrt(mean x^2 + eps) over the last axis, ``[...,D]``, in the dtype that it is multiplied in."""
     to = multiplied_in(x.device.type, x.dtype)
-    if takes_kernels(x):
+    if worth_fusing(x):
         from ..kernels import norm
 
         if norm.takes(x):
@@ -65,7 +65,7 @@ class ResidualNorm(nn.Module):
 
     def forward(self, x: Tensor, branch: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """x + branch, and the norm of it in the dtype that it is multiplied in."""
-        if takes_kernels(x):
+        if worth_fusing(x):
             from ..kernels import residual
 
             if residual.takes(x, branch):
