@@ -9,8 +9,8 @@ import torch
 from miras.kernels import gated_norm as kernel
 from miras.kernels import norm
 from miras.nn import MirasLayer
-from miras.nn import layer as module
-from miras.nn.layer import OUTPUT_GATES
+from miras.nn import norm as module
+from miras.nn.norm import OUTPUT_GATES
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 EPS = 1e-3

@@ -5,7 +5,6 @@ B batch, T time, C channels of the input, H heads, K key channels, V value chann
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -21,16 +20,14 @@ from ..spec import Spec
 from ..types import AnyState, Gates, require
 from .convolution import ShortConvolution, TokenShift
 from .extras import Extras
-from .functional import turned, turns, worth_fusing
+from .functional import turned, turns
 from .gates import Gate, gate_of
 from .heads import each_treated, fuses, heads_of, parts_of
 from .initial import InitialMemory
 from .joined import alike, apart, bare, many, product, together, untouched
-from .norm import RMSNorm
+from .norm import RMSNorm, gated
 from .packing import Packing, Places
 from .recipes import Recipe, recipe_of
-
-OUTPUT_GATES: dict[str, Callable[[Tensor], Tensor]] = {"silu": F.silu, "sigmoid": torch.sigmoid}
 
 
 class MirasState(NamedTuple):
@@ -223,21 +220,8 @@ class MirasLayer(nn.Module):
     def finish(self, prepared: Prepared, y: Tensor) -> Tensor:
         """Everything after the memory: norm, gate, projection; ``[B,T,H,V] -> [B,T,C]``."""
         y = self.extras.output(y, prepared.q, prepared.k, prepared.v)
-        out: Tensor = self.o_proj(self._gated(y, prepared.output))
+        out: Tensor = self.o_proj(gated(y, self.norm, prepared.output, self.recipe.output_gate))
         return out
-
-    def _gated(self, y: Tensor, projected: Tensor | None) -> Tensor:
-        """Each head's output normalised, times the curve of its gate's projection; ``[B,T,H V]``."""
-        curve = self.recipe.output_gate
-        if worth_fusing(y) and self.norm is not None and projected is not None and untouched(self.norm, RMSNorm):
-            from ..kernels import gated_norm
-
-            if gated_norm.takes(y, projected):
-                assert curve is not None
-                gated: Tensor = gated_norm.gated_norm(y, self.norm.weight, projected, self.norm.eps, curve)
-                return gated
-        y = (y if self.norm is None else self.norm(y)).flatten(2)
-        return y if projected is None or curve is None else y * OUTPUT_GATES[curve](projected)
 
     def _window(self, x: Tensor, rows: int) -> Tensor:
         """Nothing seen yet, ``[R,W-1,...]``."""

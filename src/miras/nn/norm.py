@@ -1,15 +1,20 @@
-"""RMS normalisation with a learned gain.
+"""RMS normalisation with a learned gain, of the residual stream and behind a memory.
 
-D channels
+B batch, T time, H heads, V value channels of a head, D channels
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .functional import worth_fusing
+from .joined import untouched
+
+OUTPUT_GATES: dict[str, Callable[[Tensor], Tensor]] = {"silu": F.silu, "sigmoid": torch.sigmoid}
 
 
 def multiplied_in(kind: str, dtype: torch.dtype) -> torch.dtype:
@@ -75,3 +80,15 @@ class ResidualNorm(nn.Module):
                 return made
         x = x if branch is None else x + branch
         return x, rms_norm(x, self.weight, self.eps)
+
+
+def gated(y: Tensor, norm: RMSNorm | None, projected: Tensor | None, curve: str | None) -> Tensor:
+    """Each head's output, normalised, times a curve of its gate's projection: ``[B,T,H,V]`` and ``[B,T,H V] -> [B,T,H V]``."""
+    if worth_fusing(y) and norm is not None and projected is not None and curve is not None and untouched(norm, RMSNorm):
+        from ..kernels import gated_norm
+
+        if gated_norm.takes(y, projected):
+            made: Tensor = gated_norm.gated_norm(y, norm.weight, projected, norm.eps, curve)
+            return made
+    y = (y if norm is None else norm(y)).flatten(2)
+    return y if projected is None or curve is None else y * OUTPUT_GATES[curve](projected)
