@@ -49,7 +49,7 @@ def test_values_and_gradients_are_the_same(name, monkeypatch):
     ran = compared(name, monkeypatch, 1e-3)
     assert {"rms_norm", "add_norm", "residual_backward", "swiglu", "swiglu_backward"} <= ran
     assert ("rotary" in ran) == (name in ("ttt_mlp", "transformer", "window"))
-    assert ("heads" in ran) == (name in ("yaad", "titans_lmm", "gated_deltanet", "ttt_mlp"))
+    assert ("heads" in ran) == (name in ("yaad", "titans_lmm", "gated_deltanet", "hgrn2", "ttt_mlp"))
     assert ("gated_norm" in ran) == (name in ("yaad", "titans_lmm", "gated_deltanet", "mamba2", "rwkv7"))
 
 

@@ -50,8 +50,9 @@ def treated(x: Tensor, part: Part) -> Tensor:
 
 
 def fuses(x: Tensor, parts: Sequence[Part]) -> bool:
-    """Whether kernels make the heads: where some are scaled by their RMS, for else there is nothing to be gained."""
-    return worth_fusing(x) and any(part.eps is not None for part in parts) and not any(part.positive for part in parts)
+    """Whether kernels make the heads: where some are scaled, for else there is nothing to be gained."""
+    scaled = any(part.eps is not None or part.factor != 1 for part in parts)
+    return scaled and not any(part.positive for part in parts) and worth_fusing(x)
 
 
 def heads_of(joined: Tensor, parts: Sequence[Part]) -> list[Tensor]:
