@@ -1,10 +1,14 @@
 """Projections as one product: the same values and gradients, and only where a call does nothing else."""
 
+import copy
+
 import accelerate
 import peft
 import pytest
 import torch
-from torch import nn
+from torch import distributed, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.nn.modules.module import register_module_forward_hook
 from torch.nn.utils import parametrize
 from torch.overrides import TorchFunctionMode
@@ -202,3 +206,24 @@ def test_a_layer_calls_what_took_a_projections_place(name, touch):
         y, state = layer(piece, state)
         pieces.append(y)
     assert torch.allclose(torch.cat(pieces, 1), whole, atol=1e-12)
+
+
+# the window that a layer goes on with is a view of what it read
+@pytest.mark.filterwarnings("ignore:FSDP2-wrapped module .* returned a view tensor:UserWarning")
+def test_shards_are_joined_where_they_were_gathered(tmp_path):
+    block, x = Block(MirasLayer(16, 2, "yaad", chunk_size=4), 24).double(), draw(2, 20, 16)
+    plain, found = copy.deepcopy(block), []
+    distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    try:
+        fully_shard(block, mesh=init_device_mesh("cpu", (1,)), reshard_after_forward=True)
+        for each in (plain, block):
+            with Products() as products:
+                y, _ = each(x)
+            y.square().sum().backward()
+            found.append((products.count, y))
+        (count, want), (sharded_count, y) = found
+        assert sharded_count == count == 8 and torch.allclose(y, want, atol=1e-12)
+        for one, other in zip(block.parameters(), plain.parameters(), strict=True):
+            assert torch.allclose(one.grad.full_tensor(), other.grad, atol=1e-10)
+    finally:
+        distributed.destroy_process_group()
