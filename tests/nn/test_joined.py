@@ -176,6 +176,12 @@ def test_a_layer_is_the_same_either_way(name):
     compared(layer, lambda: layer(x)[0])
 
 
+def test_a_projection_may_serve_twice():
+    layer, x = MirasLayer(16, 2, "gated_deltanet", chunk_size=4).double(), draw(1, 20, 16)
+    layer.k_proj = layer.q_proj
+    compared(layer, lambda: layer(x)[0])
+
+
 def test_a_feed_forward_part_and_a_window_are_the_same_either_way():
     x = draw(4, 20, 8)
     mlp, attention = SwiGLU(8, 12).double(), SlidingWindowAttention(8, 2, window=3).double()

@@ -238,15 +238,16 @@ class MirasLayer(nn.Module):
             shifted, window = self.shift(x, window, places)
             streams = Streams(*shifted)
         made = ((self.q_proj, streams.q), (self.k_proj, streams.k), (self.v_proj, streams.v))
-        each = {proj: stream for proj, stream in made if proj is not None}
+        each = [(proj, stream) for proj, stream in made if proj is not None]
+        projections = [proj for proj, _ in each]
         if self.convolution is not None:
-            joined, window = self.convolution(together(x, list(each)), window, places, silu=self.recipe.silu)
+            joined, window = self.convolution(together(x, projections), window, places, silu=self.recipe.silu)
             q, *k, v = heads_of(joined, self.parts)
         elif self.shift is None and fuses(x, self.parts):
-            joined = together(x, list(each))
+            joined = together(x, projections)
             q, *k, v = heads_of(F.silu(joined) if self.recipe.silu else joined, self.parts)
         else:
-            alone = apart(x, list(each)) if self.shift is None else [proj(stream) for proj, stream in each.items()]
+            alone = apart(x, projections) if self.shift is None else [proj(stream) for proj, stream in each]
             q, *k, v = each_treated(alone, self.parts, self.recipe.silu)
         shape = (x.shape[0], x.shape[1] * self.pairs, self.heads)
         return streams, q, k[0].reshape(*shape, self.keys) if k else None, v.reshape(*shape, self.values), window
