@@ -1,34 +1,43 @@
-"""How many operations a layer launches, forward and backward, and how many bytes they write: where a small model's time goes.
+"""How many kernels a block launches on a GPU, both ways, and how many bytes they move: where a small model's time goes.
 
-    python benchmarks/layer_ops.py --presets yaad,gated_deltanet
+    python benchmarks/layer_ops.py --presets yaad,gated_deltanet --ops
 
-Counted on the CPU under bf16 autocast; views are not counted, and rms_norm counts once each way, as GPUs have it fused. The
-memory itself is left out: kernels take its place on a GPU.
+Nothing is computed and no GPU is needed: the block runs on fake tensors under bf16 autocast, with float32 weights and a
+float32 residual stream, as if they lay on a GPU. The fused operators and rms_norm count once; views and empty tensors do not.
+The memory itself is left out, but for the copies that lay its arguments out. Bytes are those of every argument and every
+result, once.
 """
 
 from __future__ import annotations
 
 import argparse
 import collections
-from collections.abc import Callable
-from typing import Any
+import importlib
+import math
+import pkgutil
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor
+from torch._subclasses import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+import miras.nn
+from miras.algorithm import NonParametric
+from miras.kernels import gate_link
 from miras.nn import Block, MirasLayer
 
-VIEWS = (
+UNCOUNTED = (
     "view",
     "reshape",
     "transpose",
     "expand",
-    "slice",
+    "slice.",
     "split",
     "unbind",
-    "select",
+    "select.",
     "permute",
     "squeeze",
     "unsqueeze",
@@ -38,74 +47,128 @@ VIEWS = (
     "t.default",
     "_unsafe_view",
     "_reshape_alias",
+    "promote_types",
+    "device",
+    "empty",
+    "new_empty",
 )
+FILLED = ("zeros", "new_zeros", "zeros_like")
+PRODUCTS = ("mm", "addmm", "bmm", "linear")
 
 
-class OneKernel(torch.autograd.Function):
+@torch.library.custom_op("layer_ops::rms_norm_gain", mutates_args=())
+def rms_norm_gain(gradient: Tensor, x: Tensor) -> Tensor:
+    """Stands for the gradient of a fused rms_norm's gain."""
+    raise NotImplementedError
+
+
+@rms_norm_gain.register_fake
+def _(gradient: Tensor, x: Tensor) -> Tensor:
+    return x.new_empty(x.shape[-1])
+
+
+class FusedNorm(torch.autograd.Function):
     """Stands for a fused rms_norm: one operation forward, one backward for the input and one for the gain."""
 
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, gain: torch.Tensor | None) -> torch.Tensor:
-        ctx.gain = gain
+    def forward(ctx: Any, x: Tensor, gain: Tensor | None) -> Tensor:
+        ctx.save_for_backward(x, gain)
         return x.clone()
 
     @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
-        return gradient.clone(), None if ctx.gain is None else ctx.gain.clone()
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor | None]:
+        x, gain = ctx.saved_tensors
+        return gradient * x, None if gain is None else rms_norm_gain(gradient, x)
 
     @staticmethod
-    def norm(x: torch.Tensor, shape: Any, weight: torch.Tensor | None = None, eps: float | None = None) -> torch.Tensor:
-        """In the place of ``F.rms_norm``."""
-        return OneKernel.apply(x, weight)
+    def norm(x: Tensor, shape: Any, weight: Tensor | None = None, eps: float | None = None) -> Tensor:
+        """In the place of ``F.rms_norm``, which copies what is not contiguous."""
+        return FusedNorm.apply(x.contiguous(), weight)
+
+
+class Memory(torch.autograd.Function):
+    """Stands for the memory: no operation either way."""
+
+    @staticmethod
+    def forward(ctx: Any, v: Tensor, *given: Tensor) -> Tensor:
+        ctx.save_for_backward(v, *given)
+        return torch.empty_like(v)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, ...]:
+        return tuple(torch.empty_like(x) for x in ctx.saved_tensors)
 
 
 class Counter(TorchDispatchMode):
-    """Counts operations that are not views, and the bytes of what they return."""
+    """Counts operations that launch something, and the bytes of what they take and return."""
 
     def __init__(self) -> None:
         super().__init__()
         self.ops: collections.Counter[str] = collections.Counter()
-        self.bytes = 0
+        self.bytes: collections.Counter[str] = collections.Counter()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
-        name = func.__name__
-        if not any(name.startswith(view) for view in VIEWS):
+        name = func.__name__.removesuffix(".default")
+        if not func.__name__.startswith(UNCOUNTED):
             self.ops[name] += 1
-            self.bytes += sum(x.numel() * x.element_size() for x in tree_leaves(out) if isinstance(x, torch.Tensor))
-        return out
-
-
-def counted(preset: str, dim: int, heads: int, time: int) -> dict[str, tuple[int, float, collections.Counter[str]]]:
-    """Operations, and kilobytes a token, of each part of a block, forward and backward."""
-    F.rms_norm = OneKernel.norm
-    block = Block(MirasLayer(dim, heads, preset), 4 * dim // 2)
-    mixer: Any = block.mixer
-    x = torch.randn(1, time, dim, dtype=torch.bfloat16, requires_grad=True)
-    found = {}
-
-    def over(name: str, module: torch.nn.Module, leaf: torch.Tensor, work: Callable[[], Any]) -> Any:
-        with Counter() as forward, torch.autocast("cpu", torch.bfloat16):
-            out = work()
-        ends = [end for end in tree_leaves(out) if isinstance(end, torch.Tensor) and end.requires_grad]
-        with Counter() as backward:
-            torch.autograd.grad(
-                ends,
-                [leaf, *module.parameters()],
-                [torch.empty_like(end) for end in ends],
-                allow_unused=True,
-                retain_graph=True,
+            self.bytes[name] += sum(
+                size(x) for x in tree_leaves((() if name in FILLED else args, out)) if isinstance(x, Tensor)
             )
-        for way, counter in (("forward", forward), ("backward", backward)):
-            found[f"{name}, {way}"] = (sum(counter.ops.values()), counter.bytes / time / 1e3, counter.ops)
         return out
 
-    normed = over("norm", block.mixer_norm, x, lambda: block.mixer_norm(x)).detach().requires_grad_()
-    prepared = over("before the memory", mixer, normed, lambda: mixer.prepare(normed))
-    y = torch.empty_like(prepared.v).detach().requires_grad_()
-    out = over("after it", mixer, y, lambda: mixer.finish(prepared, y)).detach().requires_grad_()
-    over("feed-forward", block, out, lambda: out + block.mlp(block.mlp_norm(out)))
-    return found
+
+def size(x: Tensor) -> int:
+    """The bytes of a tensor, each once where it is expanded."""
+    return math.prod(length for length, stride in zip(x.shape, x.stride(), strict=True) if stride) * x.element_size()
+
+
+class Count(NamedTuple):
+    """What a block launches one way: products of matrices and all else, and the kilobytes a token that both move."""
+
+    products: int
+    passes: int
+    kilobytes: float
+    ops: collections.Counter[str]
+    bytes: collections.Counter[str]
+
+    @classmethod
+    def of(cls, counter: Counter, tokens: int) -> Count:
+        """Of a counter after the pass."""
+        products = sum(counter.ops[name] for name in PRODUCTS)
+        moved = sum(counter.bytes.values()) / tokens / 1e3
+        return cls(products, sum(counter.ops.values()) - products, moved, counter.ops, counter.bytes)
+
+
+def as_on_a_gpu() -> None:
+    """Have the layer take its kernels."""
+    F.rms_norm = FusedNorm.norm
+    gate_link.takes = lambda x: True
+    for found in pkgutil.iter_modules(miras.nn.__path__):
+        module = importlib.import_module(f"miras.nn.{found.name}")
+        if "takes_kernels" in vars(module):
+            module.takes_kernels = lambda x: True
+
+
+def counted(preset: str, dim: int, heads: int, inner: int, batch: int, time: int) -> tuple[Count, Count]:
+    """A block's forward and backward pass."""
+    mixer: Any = MirasLayer(dim, heads, preset)
+    block = Block(mixer, inner)
+    attends = isinstance(mixer.spec.algorithm, NonParametric)
+
+    def remember(prepared: Any, state: Any, cu_seqlens: Any) -> tuple[Tensor, None]:
+        given = [x for x in (prepared.v, prepared.q, prepared.k, *prepared.gates) if x is not None]
+        return Memory.apply(*(x if attends else x.contiguous() for x in given)), None
+
+    mixer.remember = remember
+    own = [parameter for name, parameter in block.named_parameters() if not name.startswith("mixer.memory.")]
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        x = torch.empty(batch, time, dim, requires_grad=True)
+        with Counter() as forward, torch.autocast("cpu", torch.bfloat16):
+            y, _ = block(x)
+        with Counter() as backward:
+            torch.autograd.grad(y, [x, *own], torch.empty_like(y), allow_unused=True)
+    return Count.of(forward, batch * time), Count.of(backward, batch * time)
 
 
 def main() -> None:
@@ -114,16 +177,22 @@ def main() -> None:
     parser.add_argument("--presets", default="transformer,gla,deltanet,gated_deltanet,ttt_linear,titans_lmm,moneta,yaad,memora")
     parser.add_argument("--dim", type=int, default=640)
     parser.add_argument("--heads", type=int, default=10)
-    parser.add_argument("--time", type=int, default=1024)
+    parser.add_argument("--inner", type=int, default=1280)
+    parser.add_argument("--batch", type=int, default=16)
+    parser.add_argument("--time", type=int, default=4096)
     parser.add_argument("--ops", action="store_true", help="which operations they are")
     given = parser.parse_args()
+    as_on_a_gpu()
     for preset in given.presets.split(","):
-        found = counted(preset, given.dim, given.heads, given.time)
-        cells = [f"{name}: {count} ops, {size:.0f} kB a token" for name, (count, size, _) in found.items()]
-        print(f"{preset:16} " + "; ".join(cells))
-        if given.ops:
-            for name, (_, _, ops) in found.items():
-                print(f"    {name}: " + ", ".join(f"{op.removesuffix('.default')} {n}" for op, n in ops.most_common()))
+        found = counted(preset, given.dim, given.heads, given.inner, given.batch, given.time)
+        for way, count in zip(("forward", "backward"), found, strict=True):
+            print(
+                f"{preset:15} {way:8} {count.products:3} products, {count.passes:3} passes, {count.kilobytes:6.1f} kB a token"
+            )
+            if given.ops:
+                each = ((op, n, count.bytes[op] / given.batch / given.time / 1e3) for op, n in count.ops.items())
+                for op, n, kilobytes in sorted(each, key=lambda one: -one[2]):
+                    print(f"    {op:32} {n:3} {kilobytes:8.2f} kB")
 
 
 if __name__ == "__main__":

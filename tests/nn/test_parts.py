@@ -170,7 +170,7 @@ def test_deep_memories_start_tame(name):
         assert 0.95 < size < 1.05 and (name != "memora" or 1.4 < held.accumulated.std() < 1.6)
     layer = MirasLayer(128, 2, name)
     with torch.no_grad():
-        gates, _ = layer._gate_values(torch.zeros(1, 1, 128))
+        gates = layer.prepare(torch.zeros(1, 1, 128)).gates
     momentum = 0.5 if name == "titans_lmm" else 0.0
     step = 0.03 if name == "moneta" else 0.1
     assert gates.eta.mean().item() == pytest.approx(step * initial.unit * (1 - momentum), rel=1e-4)

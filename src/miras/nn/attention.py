@@ -13,7 +13,8 @@ from torch import Tensor, nn
 
 from ..forms.common import split
 from ..types import require
-from .functional import rotate
+from .functional import turned, turns
+from .joined import apart
 from .packing import Packing, Places
 
 
@@ -70,7 +71,7 @@ class SlidingWindowAttention(nn.Module):
             packing = Packing.of(mask)
             y, state = self(packing.pack(x), state, cu_seqlens=packing.cu_seqlens)
             return packing.unpack(y), state
-        q, k, v = (split(proj(x), -1, self.heads) for proj in (self.q_proj, self.k_proj, self.v_proj))
+        q, k, v = (split(part, -1, self.heads) for part in apart(x, [self.q_proj, self.k_proj, self.v_proj]))
         if cu_seqlens is None:
             y, state = self._attend(q, k, v, state, None)
         else:
@@ -91,7 +92,8 @@ class SlidingWindowAttention(nn.Module):
             empty = k.new_zeros(batch, self.window, self.heads, self.width)
             state = WindowState(empty, empty, torch.zeros(batch, dtype=torch.long, device=q.device))
         positions = state.seen[:, None] + torch.arange(time, device=q.device)
-        q, k = rotate(q, positions, self.rope), rotate(k, positions, self.rope)
+        angles = turns(positions, self.width, self.rope)
+        q, k = turned(q, *angles), turned(k, *angles)
         keys, values = torch.cat([state.keys.to(k.dtype), k], 1), torch.cat([state.values.to(v.dtype), v], 1)
         y = windowed(q, keys, values, state.seen) if time else q
         if lengths is None:

@@ -13,8 +13,10 @@ from torch import Tensor, nn
 from ..spec import Spec
 from ..types import require
 from .attention import SlidingWindowAttention, WindowState
+from .functional import worth_fusing
+from .joined import apart, together
 from .layer import MirasLayer, MirasState
-from .norm import RMSNorm
+from .norm import ResidualNorm, RMSNorm
 from .recipes import Recipe
 
 BlockState = MirasState | WindowState
@@ -30,8 +32,23 @@ class SwiGLU(nn.Module):
         self.down_proj = nn.Linear(inner, dim, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        y: Tensor = self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+        y: Tensor = self.down_proj(self._inner(x))
         return y
+
+    def _inner(self, x: Tensor) -> Tensor:
+        """silu(gate x) * up x, ``[B,T,I]``."""
+        projections = [self.gate_proj, self.up_proj]
+        if worth_fusing(x):
+            from ..kernels import swiglu
+
+            both = together(x, projections)
+            if swiglu.takes(both):
+                inner: Tensor = swiglu.swiglu(both)
+                return inner
+            gate, up = both.chunk(2, -1)
+        else:
+            gate, up = apart(x, projections)
+        return F.silu(gate) * up
 
 
 class Block(nn.Module):
@@ -39,18 +56,19 @@ class Block(nn.Module):
 
     def __init__(self, mixer: MirasLayer | SlidingWindowAttention, inner: int, *, norm_eps: float = 1e-6) -> None:
         super().__init__()
-        self.mixer_norm = RMSNorm(mixer.dim, eps=norm_eps)
+        self.mixer_norm = ResidualNorm(mixer.dim, eps=norm_eps)
         self.mixer = mixer
-        self.mlp_norm = RMSNorm(mixer.dim, eps=norm_eps)
+        self.mlp_norm = ResidualNorm(mixer.dim, eps=norm_eps)
         self.mlp = SwiGLU(mixer.dim, inner)
 
     def forward(
         self, x: Tensor, state: BlockState | None = None, mask: Tensor | None = None, cu_seqlens: Tensor | None = None
     ) -> tuple[Tensor, BlockState]:
         """``[B,T,C] -> [B,T,C]`` and the mixer's state; arguments as in :meth:`MirasLayer.forward`."""
-        y, end = self.mixer(self.mixer_norm(x), state, mask=mask, cu_seqlens=cu_seqlens)
-        x = x + y
-        return x + self.mlp(self.mlp_norm(x)), end
+        x, normed = self.mixer_norm(x)
+        y, end = self.mixer(normed, state, mask=mask, cu_seqlens=cu_seqlens)
+        x, normed = self.mlp_norm(x, y)
+        return x + self.mlp(normed), end
 
 
 class Stack(nn.Module):

@@ -12,12 +12,19 @@ import torch.nn.functional as F
 from torch import Tensor
 
 EPS = 1e-6
+# numbers from which on a fused pass is taken: below, launching a kernel of ours costs more than torch's passes
+LARGE = 2**18
 TRITON = find_spec("triton") is not None
 
 
 def takes_kernels(x: Tensor) -> bool:
     """Whether fused kernels may read x: on a GPU, with Triton, and no compiler about, which fuses the definition by itself."""
     return x.is_cuda and TRITON and not torch.compiler.is_compiling()
+
+
+def worth_fusing(x: Tensor) -> bool:
+    """Whether kernels may read x, and passes over it cost more than launches, as they do not for a token that is decoded."""
+    return takes_kernels(x) and x.numel() >= LARGE
 
 
 def unit_length(x: Tensor) -> Tensor:
@@ -45,11 +52,26 @@ def positive(x: Tensor) -> Tensor:
 
 def rotate(x: Tensor, positions: Tensor, theta: float) -> Tensor:
     """Rotary positions: channels j and j + D/2 turned by t theta^(-2j/D); x ``[B,T,H,D]``, positions ``[B or 1,T]``."""
-    half = x.shape[-1] // 2
-    exponent = torch.arange(half, device=x.device, dtype=torch.float32) / half
+    return turned(x, *turns(positions, x.shape[-1], theta))
+
+
+def turns(positions: Tensor, channels: int, theta: float) -> tuple[Tensor, Tensor]:
+    """Cosine and sine of t theta^(-2j/D), ``[B or 1,T,D/2]`` in float32; positions ``[B or 1,T]``."""
+    exponent = torch.arange(channels // 2, device=positions.device, dtype=torch.float32) / (channels // 2)
     angle = positions[..., None].to(torch.float32) * theta**-exponent
-    cosine, sine = (turn[:, :, None].to(x.dtype) for turn in (angle.cos(), angle.sin()))
-    one, two = x[..., :half], x[..., half:]
+    return angle.cos(), angle.sin()
+
+
+def turned(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
+    """Channels j and j + D/2 turned by an angle of their own; x ``[B,T,H,D]``, cosine and sine ``[B or 1,T,D/2]``."""
+    if worth_fusing(x):
+        from ..kernels import rotary
+
+        if rotary.takes(x):
+            made: Tensor = rotary.rotary(x, cosine, sine, False)
+            return made
+    cosine, sine = (turn[:, :, None].to(x.dtype) for turn in (cosine, sine))
+    one, two = x.chunk(2, -1)
     return torch.cat([one * cosine - two * sine, two * cosine + one * sine], -1)
 
 

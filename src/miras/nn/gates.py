@@ -134,8 +134,15 @@ class Gate(nn.Module):
         if self.log_rate is not None:
             nn.init.uniform_(self.log_rate, 0.0, math.log(16.0))
 
-    def forward(self, x: Tensor) -> Made:
-        x = F.linear(x if self.down is None else F.linear(x, self.down), self.up)
+    @property
+    def first(self) -> Tensor:
+        """The matrix that the input meets."""
+        return self.up if self.down is None else self.down
+
+    def forward(self, x: Tensor, met: Tensor | None = None) -> Made:
+        """The gate of x; ``met`` is x times the first matrix, where that was made together with others."""
+        met = F.linear(x, self.first) if met is None else met
+        x = met if self.down is None else F.linear(met, self.up)
         link = LINKS[self.recipe.link]
         factor = link.factor(self.recipe.limit) * self.unit
         value = linked(x, self.bias, factor, link.curve, self.lean and x.dtype == torch.bfloat16)

@@ -5,7 +5,6 @@ B batch, T time, C channels of the input, H heads, K key channels, V value chann
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -19,21 +18,16 @@ from ..memory import MLP
 from ..retention import L2
 from ..spec import Spec
 from ..types import AnyState, Gates, require
-from . import functional
 from .convolution import ShortConvolution, TokenShift
 from .extras import Extras
-from .gates import gate_of
+from .functional import turned, turns
+from .gates import Gate, gate_of
+from .heads import each_treated, fuses, heads_of, parts_of
 from .initial import InitialMemory
-from .norm import RMSNorm
+from .joined import alike, apart, bare, many, product, together, untouched
+from .norm import RMSNorm, gated
 from .packing import Packing, Places
 from .recipes import Recipe, recipe_of
-
-TREATMENTS: dict[str, Callable[[Tensor], Tensor]] = {
-    "unit length": functional.unit_length,
-    "positive": functional.positive,
-    "plain": lambda x: x,
-}
-OUTPUT_GATES: dict[str, Callable[[Tensor], Tensor]] = {"silu": F.silu, "sigmoid": torch.sigmoid}
 
 
 class MirasState(NamedTuple):
@@ -51,15 +45,15 @@ class MirasState(NamedTuple):
 class Prepared(NamedTuple):
     """What a layer hands to its memory, and keeps for after it.
 
-    q ``[B,T,H,K]``, k ``[B,T P,H,K]`` (None where it is tied to the decay) and v ``[B,T P,H,V]``; the gates; what the output
-    gate sees; the window and the number of tokens seen, to go on with.
+    q ``[B,T,H,K]``, k ``[B,T P,H,K]`` (None where it is tied to the decay) and v ``[B,T P,H,V]``; the gates; the output gate's
+    projection ``[B,T,H V]``, or None; the window and the number of tokens seen, to go on with.
     """
 
     q: Tensor
     k: Tensor | None
     v: Tensor
     gates: Gates
-    output: Tensor
+    output: Tensor | None
     window: Tensor
     seen: Tensor
 
@@ -123,14 +117,14 @@ class MirasLayer(nn.Module):
         self.chunk_size, self.backend = chunk_size, backend
         self.pairs = self.spec.algorithm.pairs if isinstance(self.spec.algorithm, Descent) else 1
         tied = isinstance(self.spec.retention, L2) and self.spec.retention.tied
-        widths = [heads * self.keys, 0 if tied else self.pairs * heads * self.keys, self.pairs * heads * self.values]
-        self.widths = widths
-        self.q_proj = nn.Linear(dim, widths[0], bias=False)
-        self.k_proj = None if tied else nn.Linear(dim, widths[1], bias=False)
-        self.v_proj = nn.Linear(dim, widths[2], bias=False)
+        self.parts = parts_of(self.recipe, heads, self.keys, self.values, self.pairs, tied)
+        self.projected = sum(part.width for part in self.parts)
+        self.q_proj = nn.Linear(dim, self.parts[0].width, bias=False)
+        self.k_proj = None if tied else nn.Linear(dim, self.parts[1].width, bias=False)
+        self.v_proj = nn.Linear(dim, self.parts[-1].width, bias=False)
         self.o_proj = nn.Linear(heads * self.values, dim, bias=False)
         self.g_proj = nn.Linear(dim, heads * self.values, bias=False) if self.recipe.output_gate else None
-        self.convolution = ShortConvolution(sum(widths), self.recipe.convolution) if self.recipe.convolution else None
+        self.convolution = ShortConvolution(self.projected, self.recipe.convolution) if self.recipe.convolution else None
         self.shift = TokenShift(dim, len(Streams._fields)) if self.recipe.shift else None
         self.memory = InitialMemory(self.spec, heads, self.keys, self.values, self.recipe.start)
         self.gates = self._gates()
@@ -198,11 +192,12 @@ class MirasLayer(nn.Module):
             window = state.window
         seen = torch.zeros(rows, dtype=torch.long, device=x.device) if state is None else state.seen
         streams, q, k, v, window = self._project(x, window, places)
-        q, k = self._treated(q, k, seen, places)
-        gates, step = self._gate_values(streams.gates)
+        q, k = self._rotated(q, k, seen, places)
+        output, met = self._first_products(streams)
+        gates, step = self._gate_values(streams.gates, met)
         k, v, gates = self.extras.pairs(k, v, gates, step)
         read = x.shape[1] if places is None else places.lengths
-        return Prepared(q, k, v, gates, streams.output, window, seen + read)
+        return Prepared(q, k, v, gates, output, window, seen + read)
 
     def remember(
         self, prepared: Prepared, state: MirasState | None = None, *, cu_seqlens: Tensor | None = None
@@ -225,18 +220,14 @@ class MirasLayer(nn.Module):
     def finish(self, prepared: Prepared, y: Tensor) -> Tensor:
         """Everything after the memory: norm, gate, projection; ``[B,T,H,V] -> [B,T,C]``."""
         y = self.extras.output(y, prepared.q, prepared.k, prepared.v)
-        y = (y if self.norm is None else self.norm(y)).flatten(2)
-        if self.g_proj is not None:
-            assert self.recipe.output_gate is not None
-            y = y * OUTPUT_GATES[self.recipe.output_gate](self.g_proj(prepared.output))
-        out: Tensor = self.o_proj(y)
+        out: Tensor = self.o_proj(gated(y, self.norm, prepared.output, self.recipe.output_gate))
         return out
 
     def _window(self, x: Tensor, rows: int) -> Tensor:
         """Nothing seen yet, ``[R,W-1,...]``."""
         if self.shift is not None:
             return x.new_zeros(rows, 1, self.dim)
-        return x.new_zeros(rows, 0 if self.convolution is None else self.convolution.width - 1, sum(self.widths))
+        return x.new_zeros(rows, 0 if self.convolution is None else self.convolution.width - 1, self.projected)
 
     def _project(
         self, x: Tensor, window: Tensor, places: Places | None
@@ -246,37 +237,48 @@ class MirasLayer(nn.Module):
         if self.shift is not None:
             shifted, window = self.shift(x, window, places)
             streams = Streams(*shifted)
-        parts = [self.q_proj(streams.q), self.v_proj(streams.v)]
-        if self.k_proj is not None:
-            parts.insert(1, self.k_proj(streams.k))
+        made = ((self.q_proj, streams.q), (self.k_proj, streams.k), (self.v_proj, streams.v))
+        each = [(proj, stream) for proj, stream in made if proj is not None]
+        projections = [proj for proj, _ in each]
         if self.convolution is not None:
-            joined, window = self.convolution(torch.cat(parts, -1), window, places, silu=self.recipe.silu)
-            parts = list(torch.split(joined, [width for width in self.widths if width], -1))
-        elif self.recipe.silu:
-            parts = [F.silu(part) for part in parts]
-        batch, time = x.shape[:2]
-        q = parts[0].reshape(batch, time, self.heads, self.keys)
-        k = None if self.k_proj is None else parts[1].reshape(batch, time * self.pairs, self.heads, self.keys)
-        v = parts[-1].reshape(batch, time * self.pairs, self.heads, self.values)
-        return streams, q, k, functional.unit_scale(v) if self.recipe.value_norm else v, window
+            joined, window = self.convolution(together(x, projections), window, places, silu=self.recipe.silu)
+            q, *k, v = heads_of(joined, self.parts)
+        elif self.shift is None and fuses(x, self.parts):
+            joined = together(x, projections)
+            q, *k, v = heads_of(F.silu(joined) if self.recipe.silu else joined, self.parts)
+        else:
+            alone = apart(x, projections) if self.shift is None else [proj(stream) for proj, stream in each]
+            q, *k, v = each_treated(alone, self.parts, self.recipe.silu)
+        shape = (x.shape[0], x.shape[1] * self.pairs, self.heads)
+        return streams, q, k[0].reshape(*shape, self.keys) if k else None, v.reshape(*shape, self.values), window
 
-    def _treated(self, q: Tensor, k: Tensor | None, seen: Tensor, places: Places | None) -> tuple[Tensor, Tensor | None]:
-        """q and k with their positions, brought to the form that the memory takes."""
-        treat = TREATMENTS[self.recipe.treatment]
-        q, k = treat(q), None if k is None else treat(k)
-        if self.recipe.rope is not None:
-            if places is None:
-                positions = seen[:, None] + torch.arange(q.shape[1], device=q.device)
-            else:
-                positions = (seen[places.row] + places.position)[None]
-            q = functional.rotate(q, positions, self.recipe.rope)
-            each = positions.repeat_interleave(self.pairs, 1) if self.pairs > 1 else positions
-            k = None if k is None else functional.rotate(k, each, self.recipe.rope)
-        return q * self.keys**-0.5 if self.recipe.scaled else q, k
+    def _rotated(self, q: Tensor, k: Tensor | None, seen: Tensor, places: Places | None) -> tuple[Tensor, Tensor | None]:
+        """q and k with their positions, where a recipe has any."""
+        if self.recipe.rope is None:
+            return q, k
+        if places is None:
+            positions = seen[:, None] + torch.arange(q.shape[1], device=q.device)
+        else:
+            positions = (seen[places.row] + places.position)[None]
+        angles = turns(positions, self.keys, self.recipe.rope)
+        each = [angle.repeat_interleave(self.pairs, 1) for angle in angles] if self.pairs > 1 else angles
+        return turned(q, *angles), None if k is None else turned(k, *each)
 
-    def _gate_values(self, x: Tensor) -> tuple[Gates, Tensor | None]:
+    def _first_products(self, streams: Streams) -> tuple[Tensor | None, dict[str, Tensor]]:
+        """The output gate's projection, and what each gate's first matrix gives where all of them are one product."""
+        if self.shift is None and many(streams.gates):
+            gates = {name: gate for name, gate in self.gates.items() if isinstance(gate, Gate)}
+            output = [] if self.g_proj is None else [self.g_proj]
+            plain = all(map(bare, output)) and all(untouched(gate, Gate) for gate in gates.values())
+            weights = [*(each.weight for each in output), *(gate.first for gate in gates.values())] if plain else []
+            if alike(weights):
+                made = product(streams.gates, weights)
+                return made[0] if output else None, dict(zip(gates, made[len(output) :], strict=True))
+        return self.g_proj(streams.output) if self.g_proj is not None else None, {}
+
+    def _gate_values(self, x: Tensor, met: dict[str, Tensor]) -> tuple[Gates, Tensor | None]:
         """The gates, and for Mamba the time step that its decay is made of."""
-        both = {name: gate(x) for name, gate in self.gates.items()}
+        both = {name: gate(x, met[name]) if name in met else gate(x) for name, gate in self.gates.items()}
         made = {name: one.value for name, one in both.items()}
         step = -both["log_alpha"].unrated if self.recipe.time_step else None
         if "mu" in made and "eta" in made:

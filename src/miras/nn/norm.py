@@ -1,21 +1,44 @@
-"""RMS normalisation with a learned gain.
+"""RMS normalisation with a learned gain, of the residual stream and behind a memory.
 
-D channels
+B batch, T time, H heads, V value channels of a head, D channels
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from .functional import worth_fusing
+from .joined import untouched
+
+OUTPUT_GATES: dict[str, Callable[[Tensor], Tensor]] = {"silu": F.silu, "sigmoid": torch.sigmoid}
+
+
+def multiplied_in(kind: str, dtype: torch.dtype) -> torch.dtype:
+    """The dtype itself, but for float32, under autocast of a kind of device, what autocast multiplies in.
+
+    The projections behind a norm, of which a layer has up to eight, would otherwise each make a copy of their own.
+    """
+    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) and dtype == torch.float32 else dtype
+
+
+def rms_norm(x: Tensor, gain: Tensor, eps: float) -> Tensor:
+    """gain * x / sqrt(mean x^2 + eps) over the last axis, ``[...,D]``, in the dtype that it is multiplied in."""
+    to = multiplied_in(x.device.type, x.dtype)
+    if worth_fusing(x):
+        from ..kernels import norm
+
+        if norm.takes(x):
+            return norm.rms_norm(x.contiguous(), gain, eps, to)  # type: ignore[no-any-return]
+    with torch.autocast(x.device.type, enabled=False):
+        return F.rms_norm(x, gain.shape, weight=gain.to(x.dtype), eps=eps).to(to)
+
 
 class RMSNorm(nn.Module):
-    """gain * x / sqrt(mean x^2 + eps) over the last axis, ``[...,D]``, in one call.
-
-    In the dtype of x, but under autocast a float32 x gives what autocast multiplies in: the projections behind a norm, of which
-    a layer has up to eight, would otherwise each make a copy of their own.
-    """
+    """gain * x / sqrt(mean x^2 + eps) over the last axis, ``[...,D]``, in one call."""
 
     def __init__(self, channels: int, eps: float) -> None:
         super().__init__()
@@ -27,7 +50,45 @@ class RMSNorm(nn.Module):
         nn.init.ones_(self.weight)
 
     def forward(self, x: Tensor) -> Tensor:
-        kind = x.device.type
-        to = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) and x.dtype == torch.float32 else x.dtype
-        with torch.autocast(kind, enabled=False):
-            return F.rms_norm(x, self.weight.shape, self.weight.to(x.dtype), self.eps).to(to)
+        return rms_norm(x, self.weight, self.eps)
+
+
+class ResidualNorm(nn.Module):
+    """A residual stream, with a branch added or as it is, ``[...,D]``, and its RMS norm.
+
+    One call, so that on a GPU the sum and its norm are one pass, and so are their gradients, which meet here.
+    """
+
+    def __init__(self, channels: int, eps: float) -> None:
+        super().__init__()
+        self.eps = eps
+        self.weight = nn.Parameter(torch.empty(channels))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        nn.init.ones_(self.weight)
+
+    def forward(self, x: Tensor, branch: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """x + branch, and the norm of it in the dtype that it is multiplied in."""
+        if worth_fusing(x):
+            from ..kernels import residual
+
+            if residual.takes(x, branch):
+                added = x.dtype if branch is None else torch.promote_types(x.dtype, branch.dtype)
+                to = multiplied_in(x.device.type, added)
+                made: tuple[Tensor, Tensor] = residual.Residual.apply(x.contiguous(), branch, self.weight, self.eps, to)  # type: ignore[no-untyped-call]
+                return made
+        x = x if branch is None else x + branch
+        return x, rms_norm(x, self.weight, self.eps)
+
+
+def gated(y: Tensor, norm: RMSNorm | None, projected: Tensor | None, curve: str | None) -> Tensor:
+    """Each head's output, normalised, times a curve of its gate's projection: ``[B,T,H,V]`` and ``[B,T,H V] -> [B,T,H V]``."""
+    if worth_fusing(y) and norm is not None and projected is not None and curve is not None and untouched(norm, RMSNorm):
+        from ..kernels import gated_norm
+
+        if gated_norm.takes(y, projected):
+            made: Tensor = gated_norm.gated_norm(y, norm.weight, projected, norm.eps, curve)
+            return made
+    y = (y if norm is None else norm(y)).flatten(2)
+    return y if projected is None or curve is None else y * OUTPUT_GATES[curve](projected)
