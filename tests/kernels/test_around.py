@@ -6,9 +6,10 @@ pytest.importorskip("triton")
 
 import torch
 
+from devices import DEVICE
 from miras.nn import Block, MirasLayer, SlidingWindowAttention, convolution, functional, gates
 
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+pytestmark = pytest.mark.gpu
 MIXERS = {
     name: lambda name=name: MirasLayer(16, 2, name, chunk_size=4, backend="torch")
     for name in ("yaad", "titans_lmm", "gated_deltanet", "mamba2", "hgrn2", "ttt_mlp", "rwkv7", "transformer")
@@ -17,6 +18,7 @@ MIXERS = {
 
 def results(block, x, fused, monkeypatch, cast, **options):
     monkeypatch.setattr(functional, "LARGE", 0)
+    monkeypatch.setattr(functional, "COMPARED", True)
     for module in (functional, convolution, gates):
         monkeypatch.setattr(module, "takes_kernels", lambda x: fused and x.numel() > 0)
     with torch.autocast(DEVICE, torch.bfloat16, enabled=cast):

@@ -6,13 +6,14 @@ pytest.importorskip("triton")
 
 import torch
 
+from devices import DEVICE
 from miras.kernels import gated_norm as kernel
 from miras.kernels import norm
 from miras.nn import MirasLayer
 from miras.nn import norm as module
 from miras.nn.norm import OUTPUT_GATES
 
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+pytestmark = pytest.mark.gpu
 EPS = 1e-3
 
 

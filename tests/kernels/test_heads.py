@@ -6,13 +6,14 @@ pytest.importorskip("triton")
 
 import torch
 
+from devices import DEVICE
 from miras import presets
 from miras.kernels import heads as kernel
 from miras.nn import MirasLayer, recipe_of
 from miras.nn import heads as module
 from miras.nn.heads import Part, fuses, heads_of, parts_of
 
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+pytestmark = pytest.mark.gpu
 # q scaled to a length, k of another number of heads, v of other channels: as it is, scaled to unit RMS, and q alone left out
 CASES = {
     "yaad": parts_of(recipe_of(presets.yaad()), 3, 20, 20, 1, False),

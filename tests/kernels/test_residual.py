@@ -6,13 +6,14 @@ pytest.importorskip("triton")
 
 import torch
 
+from devices import DEVICE
 from miras.kernels import norm
 from miras.kernels import residual as kernel
 from miras.nn import Block, MirasLayer
 from miras.nn import norm as module
 from miras.nn.norm import ResidualNorm
 
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+pytestmark = pytest.mark.gpu
 EPS = 1e-3
 HIGH, LOW = torch.float32, torch.bfloat16
 

@@ -6,12 +6,13 @@ pytest.importorskip("triton")
 
 import torch
 
+from devices import DEVICE
 from miras.kernels import rotary as kernel
 from miras.nn import MirasLayer, SlidingWindowAttention
 from miras.nn import functional as module
 from miras.nn.functional import turned, turns
 
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+pytestmark = pytest.mark.gpu
 
 
 def draw(*shape, dtype=torch.float32):

@@ -7,11 +7,12 @@ pytest.importorskip("triton")
 import torch
 import torch.nn.functional as F
 
+from devices import DEVICE
 from miras.kernels import swiglu as kernel
 from miras.nn import block as module
 from miras.nn.block import SwiGLU
 
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+pytestmark = pytest.mark.gpu
 
 
 def draw(*shape, dtype=torch.float32):
