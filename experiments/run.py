@@ -31,7 +31,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--out", type=Path, default=Path("out"), help="where runs live until they are finished (default out)")
     parser.add_argument("--seconds", type=float, help="the time of this call: it saves and ends then")
     parser.add_argument("--lease", type=float, help="the time for which --out stays: a run that would take longer is not begun")
-    parser.add_argument("--only", default="", help="only runs whose name contains this")
+    parser.add_argument("--only", default="", help="only runs whose name begins with this: a stage, or a stage and a model")
     parser.add_argument("--side-by-side", type=int, default=1, help="processes that work through the plan together (default 1)")
     parser.add_argument("--set", action="append", default=[], metavar="SECTION.KEY=VALUE", help="an option of every run")
     parser.add_argument("--copy", type=Path, help="a second file for the results of this call")

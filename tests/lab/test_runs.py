@@ -202,7 +202,7 @@ def test_no_room_halves_the_micro_batch(place, monkeypatch):
         return real(config, resume)
 
     monkeypatch.setattr(runs, "train_run", crowded)
-    assert work_through(load(place / "words"), bench(place, "crowded"), only="low") == []
+    assert work_through(load(place / "words"), bench(place, "crowded"), only="grid-gla-low") == []
     (row,) = results.rows(place / "crowded" / "words" / "results.jsonl")
     assert sizes == [None, 1] and row["micro_batch"] == 1
 
