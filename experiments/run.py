@@ -100,12 +100,25 @@ def keep(plan: Any, bench: Any) -> None:
     print(f"{len(fresh)} new results in {kept}")
 
 
+def check(given: argparse.Namespace) -> None:
+    """Refuse what no worker could do, once and before they start."""
+    from miras.lab.plan_file import load
+
+    try:
+        names = [run.name for run in load(HERE / given.name, tiny=given.tiny).runs]
+    except ValueError as error:
+        raise SystemExit(f"run.py: {error}") from None
+    if not any(name.startswith(given.only) for name in names):
+        raise SystemExit(f"run.py: no run of {given.name} begins with {given.only!r}: --list names them")
+
+
 def main() -> None:
     """The command."""
     given = arguments()
     if given.worker or given.list or given.keep:
         worker(given)
         return
+    check(given)
     began = time.monotonic()
     command = [sys.executable, __file__, *sys.argv[1:], "--worker"]
     environment = {**os.environ, "PYTHONUNBUFFERED": "1", "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}

@@ -2,6 +2,8 @@
 
 import functools
 import itertools
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -157,3 +159,9 @@ def test_every_model_of_every_plan_can_learn(name):
         gradients = {key: parameter.grad for key, parameter in model.named_parameters()}
         assert all(grad is not None and grad.isfinite().all() for grad in gradients.values()), run.name
         assert all(grad.abs().max() > 0 for key, grad in gradients.items() if ".mixer." in key and "proj" in key), run.name
+
+
+def test_a_name_that_no_run_has_is_refused_before_anything_starts():
+    script = Path(__file__).parents[2] / "experiments" / "run.py"
+    done = subprocess.run([sys.executable, str(script), "enwik8", "--only", "nothing"], capture_output=True, text=True)
+    assert done.returncode == 1 and done.stderr == "run.py: no run of enwik8 begins with 'nothing': --list names them\n"
