@@ -162,6 +162,6 @@ def test_every_model_of_every_plan_can_learn(name):
 
 
 def test_a_name_that_no_run_has_is_refused_before_anything_starts():
-    script = Path(__file__).parents[2] / "experiments" / "run.py"
-    done = subprocess.run([sys.executable, str(script), "enwik8", "--only", "nothing"], capture_output=True, text=True)
+    command = [sys.executable, str(ROOT / "run.py"), "enwik8", "--only", "nothing"]
+    done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 1 and done.stderr == "run.py: no run of enwik8 begins with 'nothing': --list names them\n"
