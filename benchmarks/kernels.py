@@ -116,7 +116,7 @@ def flops(B: int, T: int, H: int, D: int) -> float:
     return B * T / C * H * 2 * (7 * C * E * D + 2 * C * C * E + 2 * C * C * D)
 
 
-def memory_case(spec: Spec, backend: str, sizes: Sizes, channelwise: bool = True) -> dict[str, Any]:
+def memory_case(spec: Spec, backend: str, sizes: Sizes, *, profile: bool = False) -> dict[str, Any]:
     """A deep memory at given sizes, in bf16, in the tame regime: small steps, little decay, unit weights.
 
     Gates come as a layer makes them: bf16 where they are as large as the tokens, float32 where they are one number a head.
@@ -125,7 +125,7 @@ def memory_case(spec: Spec, backend: str, sizes: Sizes, channelwise: bool = True
     q, k = (F.normalize(torch.randn(B, T, H, D, device="cuda"), dim=-1).bfloat16().requires_grad_() for _ in range(2))
     v = torch.randn(B, T, H, D, device="cuda", dtype=torch.bfloat16, requires_grad=True)
     wanted = {gate.name for gate in spec.gates}
-    wide, single = ((B, T, H, D) if channelwise else (B, T, H)), (B, T, H)
+    wide, single = (B, T, H, D), (B, T, H)
     made = {
         "eta": 0.01 * torch.rand(wide, device="cuda"),
         "log_alpha": -1e-3 * torch.rand(single if "mu" in wanted else wide, device="cuda"),
@@ -141,7 +141,7 @@ def memory_case(spec: Spec, backend: str, sizes: Sizes, channelwise: bool = True
         return memorize(spec, q, k, v, gates, weights=weights, chunk_size=CHUNK, backend=backend)[0]
 
     row: dict[str, Any] = dict(measured(call, leaves))
-    if backend == "triton":
+    if profile:
         row["kernels_ms"] = profiled(call, leaves)
     needed = flops(*sizes)
     rates = {
@@ -184,10 +184,10 @@ def growing(sizes: Sizes) -> list[Sizes]:
     return [(2**18 // time, time, H, D) for time in (2**n for n in range(10, 17))]
 
 
-def tried(name: str, spec: Spec, backend: str, sizes: Sizes) -> dict[str, Any]:
+def tried(name: str, spec: Spec, backend: str, sizes: Sizes, *, profile: bool = False) -> dict[str, Any]:
     """A row, or why there is none."""
     try:
-        row = memory_case(spec, backend, sizes)
+        row = memory_case(spec, backend, sizes, profile=profile)
     except (ValueError, torch.OutOfMemoryError) as error:
         row = {"missing": str(error).splitlines()[0][:200]}
     print(f"  {name}: {row}", file=sys.stderr, flush=True)
@@ -263,7 +263,7 @@ def main() -> int:
         "titans_lmm": presets.titans_lmm(), "moneta": presets.moneta(), "memora": presets.memora(),
     }  # fmt: skip
     for name, spec in specs.items():
-        rows[name] = tried(name, spec, "triton", sizes)
+        rows[name] = tried(name, spec, "triton", sizes, profile=True)
     rows["yaad, plain chunk form"] = tried("yaad, plain", presets.yaad(), "torch", sizes)
     rows["titans-pytorch"] = others("titans", [sizes], options.patience)[0]
     rows["titans-pytorch, weights moving"] = others("titans, moving", [sizes], options.patience)[0]

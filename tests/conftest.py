@@ -18,6 +18,15 @@ torch.set_num_threads(1)
 collect_ignore = ["hf/transformers_suite.py"]
 
 
+@pytest.fixture
+def on_device():
+    """New tensors lie where kernels run."""
+    from devices import DEVICE
+
+    with torch.device(DEVICE):
+        yield
+
+
 @pytest.fixture(autouse=True)
 def seed():
     torch.manual_seed(0)

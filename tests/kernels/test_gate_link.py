@@ -9,13 +9,7 @@ from devices import DEVICE
 from miras.kernels.gate_link import gate_link
 from miras.nn.gates import CURVES, Gate, GateRecipe, linked
 
-pytestmark = pytest.mark.gpu
-
-
-@pytest.fixture(autouse=True)
-def device():
-    with torch.device(DEVICE):
-        yield
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("on_device")]
 
 
 @pytest.mark.parametrize("curve", CURVES)

@@ -9,13 +9,7 @@ from devices import DEVICE
 from miras.kernels.arguments import Rows
 from miras.kernels.momentum import factors, momentum_factors
 
-pytestmark = pytest.mark.gpu
-
-
-@pytest.fixture(autouse=True)
-def device():
-    with torch.device(DEVICE):
-        yield
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("on_device")]
 
 
 def summed(lengths, size, log_alpha, mu):

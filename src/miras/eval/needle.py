@@ -16,7 +16,7 @@ import torch
 
 from ..types import require
 from .likelihood import Request, encode_pairs, likelihoods
-from .needles import Haystack, Needle, make_needle, needle_tasks_of
+from .needles import Haystack, Needle, asked_needles, needle_tasks_of
 from .scoring import BATCH_TOKENS, Progress, check_batch, check_tokens, reading
 
 if TYPE_CHECKING:
@@ -136,16 +136,11 @@ def needle(
     chosen = needle_tasks_of(tasks, haystack)
     outcomes: list[Outcome] = []
     total, began = len(chosen) * len(lengths) * len(depths) * count, time.monotonic()
-    for task in chosen:
-        for length in lengths:
-            for depth in depths:
-                some = [
-                    make_needle(task.name, tokenizer, length, depth, seed=seed, number=number, haystack=haystack)
-                    for number in range(count)
-                ]
-                outcomes.extend(ask(model, tokenizer, some, generate, batch_tokens, autocast))
-                if progress is not None:
-                    progress(len(outcomes), total)
+    made = asked_needles(tokenizer, tasks=chosen, lengths=lengths, depths=depths, count=count, seed=seed, haystack=haystack)
+    for some in made:
+        outcomes.extend(ask(model, tokenizer, some, generate, batch_tokens, autocast))
+        if progress is not None:
+            progress(len(outcomes), total)
     return NeedleResult(outcomes=tuple(outcomes), seconds=time.monotonic() - began)
 
 

@@ -28,6 +28,8 @@ ENDS = r"(?<=[.!?])\s|(?<=[.!?][\"'\u2019\u201d)])\s"
 CHARACTERS = 8_000_000
 # sentences looked at together
 AHEAD = 32
+# the label of a token that no loss is asked for
+IGNORED = -100
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -201,6 +203,24 @@ def _fitting(tokens: Callable[[int], int], straw: Sequence[str], joint: str, tok
     return count
 
 
+def asked_needles(
+    tokenizer: Any,
+    *,
+    tasks: Sequence[NeedleTask],
+    lengths: Sequence[int],
+    depths: Sequence[float],
+    count: int,
+    seed: int = 0,
+    haystack: Haystack | None = None,
+) -> Iterator[list[Needle]]:
+    """``count`` needles to be asked for at a time: those of each task, length and depth."""
+    for task, length, depth in itertools.product(tasks, lengths, depths):
+        yield [
+            make_needle(task.name, tokenizer, length, depth, seed=seed, number=number, haystack=haystack)
+            for number in range(count)
+        ]
+
+
 def training_needles(
     tokenizer: Any,
     *,
@@ -226,4 +246,9 @@ def labelled(needle: Needle, tokenizer: Any) -> tuple[list[int], list[int]]:
     from .likelihood import encode_pairs
 
     ((before, after),) = encode_pairs(tokenizer, [(needle.prompt, f" {needle.answer}")])
-    return [*before, *after], [-100] * len(before) + [*after]
+    return with_labels(before, after)
+
+
+def with_labels(before: Sequence[int], after: Sequence[int]) -> tuple[list[int], list[int]]:
+    """Tokens of a prompt and its answer, and the labels to train with."""
+    return [*before, *after], [IGNORED] * len(before) + [*after]

@@ -21,7 +21,7 @@ from ..nn.convolution import ShortConvolution, TokenShift
 from ..nn.extras import Extras
 from ..nn.gates import Gate, Ridge
 from ..nn.initial import InitialMemory
-from ..nn.norm import ResidualNorm, RMSNorm
+from ..nn.norm import Gained, RMSNorm
 from ..types import require
 from .cache import MirasCache, check_cache
 from .configuration import MirasConfig
@@ -31,7 +31,7 @@ from .loading import whole
 from .loss import chunked_cross_entropy, next_labels
 from .saving import save_with_card
 
-OWN_START = (RMSNorm, ResidualNorm, ShortConvolution, TokenShift, Gate, Ridge, InitialMemory, Extras)
+OWN_START = (Gained, ShortConvolution, TokenShift, Gate, Ridge, InitialMemory, Extras)
 
 
 class MirasDecoderLayer(GradientCheckpointingLayer, Block):

@@ -101,8 +101,7 @@ def gated_norm_backward(
     """The gradients of y, gain and gate; shares of the gain's are added in one order."""
     dgate, y, gate, dout = gate.new_empty(gate.shape), y.contiguous(), _tokens(gate), dout.contiguous()
     rows, channels, told = norm.layout(y)
-    steps = triton.cdiv(rows, told["ROWS"] * norm.SHARES)
-    blocks = triton.cdiv(rows, told["ROWS"] * steps)
+    blocks, steps = norm.shared(rows, told)
     dy, shares = torch.empty_like(y), y.new_empty(blocks, channels, dtype=torch.float32)
     with torch.cuda.device(y.get_device()):
         backward_kernel[(blocks,)](

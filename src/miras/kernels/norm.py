@@ -37,8 +37,14 @@ def forward_kernel(x_ptr, gain_ptr, y_ptr, N, D, eps, ROWS: tl.constexpr, DP: tl
 
 
 @triton.jit
-def backward_kernel(x_ptr, gain_ptr, dy_ptr, dx_ptr, dgain_ptr, N, D, eps, steps, ROWS: tl.constexpr, DP: tl.constexpr):
-    """With u = x / sqrt(mean x^2 + eps) and g = gain dy: dx = (g - u mean(g u)) / sqrt(...), and a share of dgain = sum dy u."""
+def backward_kernel(
+    x_ptr, gain_ptr, dy_ptr, dstream_ptr, dx_ptr, again_ptr, dgain_ptr, N, D, eps, steps,
+    STREAM: tl.constexpr, AGAIN: tl.constexpr, ROWS: tl.constexpr, DP: tl.constexpr,
+):  # fmt: skip
+    """With u = x / sqrt(mean x^2 + eps) and g = gain dy: dx = (g - u mean(g u)) / sqrt(...), and a share of dgain = sum dy u.
+
+    Where x goes on past its norm, what comes back along the stream is added; ``AGAIN`` writes dx once more, in another dtype.
+    """
     block, d = tl.program_id(0).to(tl.int64), tl.arange(0, DP)
     gain = tl.load(gain_ptr + d, mask=d < D, other=0.0).to(tl.float32)
     share = tl.zeros([ROWS, DP], dtype=tl.float32)
@@ -50,8 +56,13 @@ def backward_kernel(x_ptr, gain_ptr, dy_ptr, dx_ptr, dgain_ptr, N, D, eps, steps
         dy = tl.load(dy_ptr + at, mask=inside, other=0.0).to(tl.float32)
         inverse = tl.rsqrt(tl.sum(x * x, 1) / D + eps)[:, None]
         unit, g = x * inverse, gain[None, :] * dy
-        tl.store(dx_ptr + at, inverse * (g - unit * (tl.sum(g * unit, 1) / D)[:, None]), mask=inside)
         share += dy * unit
+        dx = inverse * (g - unit * (tl.sum(g * unit, 1) / D)[:, None])
+        if STREAM:
+            dx += tl.load(dstream_ptr + at, mask=inside, other=0.0).to(tl.float32)
+        tl.store(dx_ptr + at, dx, mask=inside)
+        if AGAIN:
+            tl.store(again_ptr + at, dx, mask=inside)
     tl.store(dgain_ptr + block * D + d, tl.sum(share, 0), mask=d < D)
 
 
@@ -61,6 +72,27 @@ def layout(x: Tensor) -> tuple[int, int, dict[str, int]]:
     wide = triton.next_power_of_2(channels)
     told = {"ROWS": max(HELD // wide, 1), "DP": wide, "num_warps": 8 if wide <= HELD else 16}
     return x.numel() // channels, channels, told
+
+
+def shared(rows: int, told: dict[str, int]) -> tuple[int, int]:
+    """How many programs share the rows of a gain's gradient, and how many steps each takes."""
+    steps = triton.cdiv(rows, told["ROWS"] * SHARES)
+    return triton.cdiv(rows, told["ROWS"] * steps), steps
+
+
+def gradients(
+    x: Tensor, gain: Tensor, dy: Tensor, eps: float, dx: Tensor, *, dstream: Tensor | None = None, again: Tensor | None = None
+) -> Tensor:
+    """Fill dx, and ``again`` with the same; the gain's gradient, whose shares are added in one order."""
+    rows, channels, told = layout(x)
+    blocks, steps = shared(rows, told)
+    shares = x.new_empty(blocks, channels, dtype=torch.float32)
+    with torch.cuda.device(x.get_device()):
+        backward_kernel[(blocks,)](
+            x, gain, dy, dstream, dx, again, shares, rows, channels, eps, steps,
+            STREAM=dstream is not None, AGAIN=again is not None, **told,
+        )  # fmt: skip
+    return shares.sum(0).to(gain.dtype)
 
 
 @torch.library.custom_op("miras::rms_norm", mutates_args=())
@@ -80,14 +112,9 @@ def _(x, gain, eps, to):
 
 @torch.library.custom_op("miras::rms_norm_backward", mutates_args=())
 def rms_norm_backward(x: Tensor, gain: Tensor, dy: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """The gradients of x and gain; shares of the latter are added in one order."""
-    rows, channels, told = layout(x)
-    steps = triton.cdiv(rows, told["ROWS"] * SHARES)
-    blocks = triton.cdiv(rows, told["ROWS"] * steps)
-    dx, shares = torch.empty_like(x), x.new_empty(blocks, channels, dtype=torch.float32)
-    with torch.cuda.device(x.get_device()):
-        backward_kernel[(blocks,)](x, gain, dy, dx, shares, rows, channels, eps, steps, **told)
-    return dx, shares.sum(0).to(gain.dtype)
+    """The gradients of x and gain."""
+    dx = torch.empty_like(x)
+    return dx, gradients(x, gain, dy, eps, dx)
 
 
 @rms_norm_backward.register_fake

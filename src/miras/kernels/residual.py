@@ -34,32 +34,6 @@ def forward_kernel(x_ptr, branch_ptr, gain_ptr, sum_ptr, y_ptr, N, D, eps, ROWS:
     tl.store(y_ptr + at, gain[None, :] * s * tl.rsqrt(tl.sum(s * s, 1) / D + eps)[:, None], mask=inside)
 
 
-@triton.jit
-def backward_kernel(
-    sum_ptr, gain_ptr, dsum_ptr, dy_ptr, dx_ptr, dbranch_ptr, dgain_ptr, N, D, eps, steps,
-    CAST: tl.constexpr, ROWS: tl.constexpr, DP: tl.constexpr,
-):  # fmt: skip
-    """dx = ds + (g - u mean(g u)) / sqrt(...) with u = s / sqrt(mean s^2 + eps), g = gain dy; once more for a branch of its own dtype."""
-    block, d = tl.program_id(0).to(tl.int64), tl.arange(0, DP)
-    gain = tl.load(gain_ptr + d, mask=d < D, other=0.0).to(tl.float32)
-    share = tl.zeros([ROWS, DP], dtype=tl.float32)
-    for step in range(steps):
-        row = (block * steps + step) * ROWS + tl.arange(0, ROWS)
-        inside = (row < N)[:, None] & (d < D)[None, :]
-        at = row[:, None] * D + d[None, :]
-        s = tl.load(sum_ptr + at, mask=inside, other=0.0).to(tl.float32)
-        dy = tl.load(dy_ptr + at, mask=inside, other=0.0).to(tl.float32)
-        inverse = tl.rsqrt(tl.sum(s * s, 1) / D + eps)[:, None]
-        unit, g = s * inverse, gain[None, :] * dy
-        share += dy * unit
-        dx = tl.load(dsum_ptr + at, mask=inside, other=0.0).to(tl.float32)
-        dx += inverse * (g - unit * (tl.sum(g * unit, 1) / D)[:, None])
-        tl.store(dx_ptr + at, dx, mask=inside)
-        if CAST:
-            tl.store(dbranch_ptr + at, dx, mask=inside)
-    tl.store(dgain_ptr + block * D + d, tl.sum(share, 0), mask=d < D)
-
-
 @torch.library.custom_op("miras::add_norm", mutates_args=())
 def add_norm(x: Tensor, branch: Tensor, gain: Tensor, eps: float, to: torch.dtype) -> tuple[Tensor, Tensor]:
     """x + b, and its norm in a dtype; x and b ``[...,D]``, gain ``[D]``."""
@@ -81,16 +55,11 @@ def _(x, branch, gain, eps, to):
 def residual_backward(
     s: Tensor, gain: Tensor, ds: Tensor, dy: Tensor, eps: float, to: torch.dtype, branch: torch.dtype
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The gradients of x, of the branch, empty where it has the same dtype, and of the gain, whose shares are added in one order."""
+    """The gradients of x, of the branch, empty where it has the same dtype, and of the gain."""
     s, ds, dy = s.contiguous(), ds.contiguous(), dy.contiguous()
-    rows, channels, told = norm.layout(s)
-    steps = triton.cdiv(rows, told["ROWS"] * norm.SHARES)
-    blocks = triton.cdiv(rows, told["ROWS"] * steps)
-    dx, shares = torch.empty_like(s, dtype=to), s.new_empty(blocks, channels, dtype=torch.float32)
-    dbranch = s.new_empty(0 if branch == to else s.shape, dtype=branch)
-    with torch.cuda.device(s.get_device()):
-        backward_kernel[(blocks,)](s, gain, ds, dy, dx, dbranch, shares, rows, channels, eps, steps, CAST=branch != to, **told)
-    return dx, dbranch, shares.sum(0).to(gain.dtype)
+    dx, dbranch = torch.empty_like(s, dtype=to), s.new_empty(0 if branch == to else s.shape, dtype=branch)
+    dgain = norm.gradients(s, gain, dy, eps, dx, dstream=ds, again=None if branch == to else dbranch)
+    return dx, dbranch, dgain
 
 
 @residual_backward.register_fake

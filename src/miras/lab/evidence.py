@@ -62,6 +62,12 @@ def reads_of(entry: Iterable[Entry]) -> list[str]:
     return list(dict.fromkeys(read["read"] for one in entry for row in one.rows for read in row.get("reads", ())))
 
 
+def with_read(own: Iterable[Entry], name: str) -> list[tuple[Entry, list[Line]]]:
+    """The entries that have a read, each with that of every run."""
+    found = [(entry, [read for row in entry.rows if (read := read_of(row, name)) is not None]) for entry in own]
+    return [(entry, reads) for entry, reads in found if reads]
+
+
 def shown(values: list[float], digits: int = 3) -> str:
     """A mean, and half the distance of the extremes where there are several."""
     if not values:
@@ -145,8 +151,7 @@ def long_reads(own: list[Entry]) -> list[str]:
 def place_table(plan: Plan, own: list[Entry], name: str) -> Table:
     """The loss by place in long windows, a column a stretch."""
     unit = unit_of(plan)
-    long = [(entry, [read for row in entry.rows if (read := read_of(row, name)) is not None]) for entry in own]
-    long = [(entry, reads) for entry, reads in long if reads]
+    long = with_read(own, name)
     edges = sorted({(place["from"], place["to"]) for _, reads in long for read in reads for place in read["places"]})
     table = []
     for entry, reads in long:

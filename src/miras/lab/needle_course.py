@@ -9,6 +9,7 @@ R rows, T tokens
 from __future__ import annotations
 
 import copy
+import itertools
 import json
 import random
 from collections.abc import Iterator, Sequence
@@ -20,15 +21,14 @@ import torch
 from torch import Tensor
 
 from ..eval.likelihood import Request, encode_pairs, likelihoods
-from ..eval.needles import NEEDLE_TASKS, Haystack, make_needle, training_needles
+from ..eval.needles import IGNORED, NEEDLE_TASKS, Haystack, asked_needles, training_needles, with_labels
 from ..files import replacing
 from ..hf import MirasForCausalLM
 from ..train.metrics import Line
-from ..train.reading import autocast
+from ..train.reading import autocast, precision
 from ..train.schedule import rate_at
 from ..types import require
 
-IGNORED = -100
 # tokens in one call of the test
 TOGETHER = 131072
 
@@ -71,14 +71,9 @@ def write(folder: Path, tokenizer: Any, haystack: Haystack, course: Course) -> N
     spare = len(course.lengths) * len(NEEDLE_TASKS)
     count = course.steps * course.rows + spare
     lessons = training_needles(tokenizer, lengths=course.lengths, count=count, seed=course.seed, haystack=haystack)
-    tests = [
-        make_needle(task.name, tokenizer, length, depth, seed=course.seed, number=number, haystack=haystack)
-        for task in NEEDLE_TASKS.values()
-        for length in course.asked
-        for depth in course.depths
-        for number in range(course.count)
-    ]
-    for name, needles in (("train", list(lessons)), ("test", tests)):
+    kinds: dict[str, Any] = {"tasks": tuple(NEEDLE_TASKS.values()), "lengths": course.asked, "depths": course.depths}
+    tests = asked_needles(tokenizer, **kinds, count=course.count, seed=course.seed, haystack=haystack)
+    for name, needles in (("train", list(lessons)), ("test", list(itertools.chain(*tests)))):
         pairs = encode_pairs(tokenizer, ((needle.prompt, f" {needle.answer}") for needle in needles))
         with replacing(folder / f"{name}.jsonl") as fresh, fresh.open("w") as handle:
             for needle, (before, after) in zip(needles, pairs, strict=True):
@@ -116,9 +111,8 @@ def batches(lessons: Sequence[Question], course: Course) -> Iterator[tuple[Tenso
         width = max(len(row.before) + len(row.after) for row in rows)
         tokens, labels = torch.zeros(len(rows), width, dtype=torch.long), torch.full((len(rows), width), IGNORED)
         for place, row in enumerate(rows):
-            whole = len(row.before) + len(row.after)
-            tokens[place, :whole] = torch.tensor(row.before + row.after)
-            labels[place, len(row.before) : whole] = torch.tensor(row.after)
+            ids, wanted = with_labels(row.before, row.after)
+            tokens[place, : len(ids)], labels[place, : len(ids)] = torch.tensor(ids), torch.tensor(wanted)
         yield tokens, labels
 
 
@@ -143,9 +137,8 @@ def taught(model: MirasForCausalLM, lessons: Sequence[Question], course: Course)
 
 def asked(model: MirasForCausalLM, tests: Sequence[Question]) -> list[Line]:
     """The share of each task, length and depth whose answer's tokens are the likeliest ones, each after those before it."""
-    low = None if model.device.type == "cpu" else torch.bfloat16
     requests = [Request(test.before, test.after) for test in tests]
-    scored = likelihoods(model, requests, context=None, batch_tokens=TOGETHER, autocast=low)
+    scored = likelihoods(model, requests, context=None, batch_tokens=TOGETHER, autocast=precision(model.device))
     groups: dict[tuple[str, int, float], list[bool]] = {}
     for test, likelihood in zip(tests, scored, strict=True):
         groups.setdefault((test.task, test.length, test.depth), []).append(likelihood.greedy)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 
 from ..train.metrics import Line
-from .evidence import Entry, read_of, shown
+from .evidence import Entry, shown, with_read
 from .tables import Table
 
 # metrics that are shares, and are printed in hundredths
@@ -14,8 +14,7 @@ SHARES = ("acc", "acc_norm")
 
 def zero_shot_table(own: list[Entry]) -> Table | None:
     """A column for each set and metric; None where nobody was asked."""
-    read = [(entry, [one for row in entry.rows if (one := read_of(row, "zero-shot")) is not None]) for entry in own]
-    read = [(entry, found) for entry, found in read if found]
+    read = with_read(own, "zero-shot")
     if not read:
         return None
     columns = [(task, metric) for task, metrics in read[0][1][0]["tasks"].items() for metric in metrics]
@@ -33,8 +32,7 @@ def zero_shot_table(own: list[Entry]) -> Table | None:
 
 def needle_table(own: list[Entry]) -> Table | None:
     """The share of needles found, by task and length, over all depths; None where nobody was asked."""
-    read = [(entry, [one for row in entry.rows if (one := read_of(row, "needles")) is not None]) for entry in own]
-    read = [(entry, found) for entry, found in read if found]
+    read = with_read(own, "needles")
     if not read:
         return None
     kinds = list(dict.fromkeys((cell["task"], cell["length"]) for cell in read[0][1][0]["cells"]))

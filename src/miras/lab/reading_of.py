@@ -5,14 +5,12 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
-import torch
-
 from ..data.shards import Tokens
 from ..eval.zero_shot import ZeroShot, zero_shot
 from ..hf import MirasForCausalLM
 from ..hf.loading import Loaded
 from ..train.metrics import Line
-from ..train.reading import by_place, sliding
+from ..train.reading import by_place, precision, sliding
 from . import needle_course
 from .plan_file import Read
 
@@ -24,8 +22,7 @@ def read_of(loaded: Loaded, wanted: Read, data: Path, own: str, length: int) -> 
     """A split's loss, or answers; ``data`` holds the folders, ``own`` is the plan's, ``length`` that of its training."""
     model, tokenizer = loaded
     if wanted.kind == "zero-shot":
-        low = None if model.device.type == "cpu" else torch.bfloat16
-        return answers(zero_shot(model, tokenizer, data / "zero-shot", autocast=low))
+        return answers(zero_shot(model, tokenizer, data / "zero-shot", autocast=precision(model.device)))
     if wanted.kind == "needles":
         return needle_course.needles(model, data / "needles")
     return read_split(model, Tokens(data / (wanted.data or own), wanted.split), wanted, length)

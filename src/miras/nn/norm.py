@@ -37,8 +37,8 @@ def rms_norm(x: Tensor, gain: Tensor, eps: float) -> Tensor:
         return F.rms_norm(x, gain.shape, weight=gain.to(x.dtype), eps=eps).to(to)
 
 
-class RMSNorm(nn.Module):
-    """gain * x / sqrt(mean x^2 + eps) over the last axis, ``[...,D]``, in one call."""
+class Gained(nn.Module):
+    """What norms have in common: a learned gain ``[D]`` and an eps."""
 
     def __init__(self, channels: int, eps: float) -> None:
         super().__init__()
@@ -48,25 +48,20 @@ class RMSNorm(nn.Module):
 
     def reset_parameters(self) -> None:
         nn.init.ones_(self.weight)
+
+
+class RMSNorm(Gained):
+    """gain * x / sqrt(mean x^2 + eps) over the last axis, ``[...,D]``, in one call."""
 
     def forward(self, x: Tensor) -> Tensor:
         return rms_norm(x, self.weight, self.eps)
 
 
-class ResidualNorm(nn.Module):
+class ResidualNorm(Gained):
     """A residual stream, with a branch added or as it is, ``[...,D]``, and its RMS norm.
 
     One call, so that on a GPU the sum and its norm are one pass, and so are their gradients, which meet here.
     """
-
-    def __init__(self, channels: int, eps: float) -> None:
-        super().__init__()
-        self.eps = eps
-        self.weight = nn.Parameter(torch.empty(channels))
-        self.reset_parameters()
-
-    def reset_parameters(self) -> None:
-        nn.init.ones_(self.weight)
 
     def forward(self, x: Tensor, branch: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """x + branch, and the norm of it in the dtype that it is multiplied in."""

@@ -25,9 +25,15 @@ LOGITS = 8192
 TOGETHER = 131072
 
 
+def precision(device: torch.device) -> torch.dtype | None:
+    """As training computes: in bf16 on an accelerator, in the model's own precision, None, on the CPU."""
+    return None if device.type == "cpu" else torch.bfloat16
+
+
 def autocast(device: torch.device) -> AbstractContextManager[Any]:
-    """As training computes: in bf16 on an accelerator, in the model's own precision on the CPU."""
-    return nullcontext() if device.type == "cpu" else torch.autocast(device.type, torch.bfloat16)
+    """The precision of training, for whatever is computed inside."""
+    low = precision(device)
+    return nullcontext() if low is None else torch.autocast(device.type, low)
 
 
 @torch.no_grad()
