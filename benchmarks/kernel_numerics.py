@@ -19,7 +19,6 @@ import json
 import re
 import sys
 import time
-from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -42,6 +41,9 @@ KINK = 0.12
 NEAR = {torch.bfloat16: 0.2, torch.float16: 0.025}
 # a loss of such a scale keeps float16's gradients from underflowing: the largest that overflows nothing, as a GradScaler finds
 LOSS_SCALES = (2.0**10, 2.0**5, 1.0)
+
+# seconds without a result after which a process must have died
+PATIENCE = 600
 
 
 class Inputs(NamedTuple):
@@ -335,10 +337,14 @@ def main() -> int:
     results: dict[str, Any] = {"provenance": provenance(), "gpu": torch.cuda.get_device_name(), "command": " ".join(sys.argv)}
     results |= {"chosen": len(chosen), "cases": rows}
     options.out.parent.mkdir(parents=True, exist_ok=True)
-    # a process for a few cases: what one of them does to the device must not reach many others
+    # a process for a few cases: what one of them does to the device must not reach many others. (ProcessPoolExecutor's
+    # max_tasks_per_child waits for ever once all its processes have done theirs.)
     spawn = torch.multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(options.workers, mp_context=spawn, max_tasks_per_child=4) as pool:
-        for row in pool.map(tried, chosen):
+    with spawn.Pool(options.workers, maxtasksperchild=4) as pool:
+        found = pool.imap(tried, chosen)
+        for _ in chosen:
+            # a process that died gives nothing
+            row = found.next(timeout=PATIENCE)
             told(row)
             rows.append(row)
             # whoever stops it keeps what it has found

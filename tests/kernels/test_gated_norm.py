@@ -63,19 +63,24 @@ def test_any_layout_is_read():
 
 
 @pytest.mark.parametrize("name", ["yaad", "gated_deltanet"])
-@pytest.mark.parametrize("cast", [True, False])
-def test_the_layer_gives_the_same_by_either_way(name, cast, monkeypatch):
+def test_the_layer_gives_the_same_by_either_way(name, monkeypatch):
     layer, x = MirasLayer(16, 2, name, chunk_size=4, backend="torch").to(DEVICE), draw(4, 12, 16)
     with torch.no_grad():
         layer.norm.weight.uniform_(0.5, 2)
-    found = []
-    for fused in (False, True):
-        monkeypatch.setattr(module, "worth_fusing", lambda x, fused=fused: fused)
+
+    def results(fused, cast):
+        monkeypatch.setattr(module, "worth_fusing", lambda x: fused)
         with torch.autocast(DEVICE, torch.bfloat16, enabled=cast):
             y, _ = layer(x)
-        found.append([y, *torch.autograd.grad(y.float().square().sum(), (x, *layer.parameters()))])
-    for plain, fused in zip(*found, strict=True):
-        assert plain.dtype == fused.dtype and (plain - fused).norm() <= (5e-2 if cast else 1e-4) * plain.norm()
+        return [y, *torch.autograd.grad(y.float().square().sum(), (x, *layer.parameters()))]
+
+    exact, plain = results(False, False), results(False, True)
+    for own, reference in zip(results(True, False), exact, strict=True):
+        assert own.dtype == reference.dtype and (own - reference).norm() <= 1e-4 * reference.norm()
+    # in 16 bits both round, each in its own order
+    for own, other, reference in zip(results(True, True), plain, exact, strict=True):
+        assert own.dtype == other.dtype
+        assert (own - reference).norm() <= 2 * (other - reference).norm() + 3e-2 * reference.norm()
 
 
 def test_a_norm_with_a_hook_is_called(monkeypatch):
