@@ -24,6 +24,7 @@ from miras.train.config import EngineConfig, ModelConfig, OptimConfig
 from miras.train.engine import Engine
 from miras.train.models import Objective, build_model
 from miras.train.optimiser import adamw
+from miras.train.passes import WARM, Passes, check_recording
 from miras.train.plan import flops_per_token
 
 MODELS = "yaad-340m,moneta-340m,memora-340m,gated_deltanet-340m,transformer-340m"
@@ -50,14 +51,15 @@ def measured(engine: Engine, name: str, length: int, micro_batch: int, steps: in
     ids = torch.randint(0, config.vocab_size, (micro_batch, length), device=device)
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
-    seconds = []
-    for _ in range(3 + steps):
+    seconds, first = [], WARM + 2
+    passes = Passes(model, engine)
+    for _ in range(first + steps):
         synchronise(device)
         began = time.perf_counter()
-        engine.accelerator.backward(model(ids, ids, None, ids.numel()))
+        passes(ids, ids, None, ids.numel())
         engine.accelerator.clip_grad_norm_(model.parameters(), 1.0)
         optimiser.step()
-        optimiser.zero_grad(set_to_none=True)
+        passes.forget(optimiser)
         synchronise(device)
         seconds.append(time.perf_counter() - began)
     engine.accelerator.free_memory()
@@ -66,7 +68,7 @@ def measured(engine: Engine, name: str, length: int, micro_batch: int, steps: in
         "parameters": parameters,
         "length": length,
         "micro_batch": micro_batch,
-        "tokens_per_second": ids.numel() / sorted(seconds[3:])[steps // 2],
+        "tokens_per_second": ids.numel() / sorted(seconds[first:])[steps // 2],
         "peak_memory_gb": engine.memory(),
         "flops_per_token": flops_per_token(config, length),
     }
@@ -93,11 +95,14 @@ def main() -> None:
     parser.add_argument("--micro-batch", type=int, default=8)
     parser.add_argument("--steps", type=int, default=10)
     parser.add_argument("--compile", action="store_true")
+    parser.add_argument("--graph", action="store_true", help="record a step and replay it (engine.graph)")
     parser.add_argument("--checkpointing", action="store_true")
     parser.add_argument("--peak", type=float, help="the device's operations a second; known for H100, H200, A100")
     parser.add_argument("--out", type=Path, required=True)
     arguments = parser.parse_args()
-    engine = Engine(EngineConfig(compile=arguments.compile, checkpointing=arguments.checkpointing))
+    asked = {"compile": arguments.compile, "graph": arguments.graph, "checkpointing": arguments.checkpointing}
+    engine = Engine(EngineConfig(**asked))
+    check_recording(engine, isolate=False)
     device = torch.cuda.get_device_name() if engine.device.type == "cuda" else "CPU"
     peak = arguments.peak or next((value for name, value in PEAKS.items() if name in device), None)
     rows, failed = [], []
@@ -116,7 +121,7 @@ def main() -> None:
             "rows": rows,
             "failed": failed,
         }
-        options = {"compile": arguments.compile, "checkpointing": arguments.checkpointing, "median_of": arguments.steps}
+        options = {**asked, "median_of": arguments.steps}
         arguments.out.write_text(json.dumps({**about, **options, **provenance("accelerate", "triton")}, indent=1) + "\n")
 
 

@@ -12,6 +12,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from ..train.recorded import Recorded
 from ..train.schedule import rate_at
 from ..types import require
 from .contestant import Contestant
@@ -95,24 +96,6 @@ def optimiser_of(learner: Learner, decay: float, device: torch.device) -> torch.
     return torch.optim.AdamW(groups, lr=rate, betas=(0.9, 0.95), fused=device.type in ("cuda", "cpu"), capturable=recorded)
 
 
-class Recorded:
-    """A step as a CUDA graph: the same kernels on the same memory, given to the GPU at once. Recording runs nothing."""
-
-    def __init__(self, learn: Callable[[Batch], tuple[Tensor, Tensor]], batch: Batch) -> None:
-        self.batch = type(batch)(*(x.clone() for x in batch))
-        self.graph = torch.cuda.CUDAGraph()
-        # kernels may still be loaded while others are recorded
-        with torch.cuda.graph(self.graph, capture_error_mode="relaxed"):
-            self.results = learn(self.batch)
-
-    def replay(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """The step with another batch; what it gives holds until the next one."""
-        for held, new in zip(self.batch, batch, strict=True):
-            held.copy_(new)
-        self.graph.replay()
-        return self.results
-
-
 class Run:
     """A trial under way on a device."""
 
@@ -121,7 +104,7 @@ class Run:
         torch.manual_seed(trial.seed)
         self.learner = learner_of(trial.model, trial.task).to(device)
         self.optimiser = optimiser_of(self.learner, trial.decay, device)
-        self.recorded: Recorded | None = None
+        self.recorded: Recorded[tuple[Tensor, Tensor]] | None = None
         # why a step could not be recorded
         self.unrecorded = "" if device.type == "cuda" else "not on a GPU"
 
@@ -142,14 +125,14 @@ class Run:
                 group["lr"] = rate
         batch = self.trial.task.batch(self.trial.rows, seed=self.trial.seed, step=step, device=self.device)
         if self.recorded is not None:
-            return self.recorded.replay(batch)
+            return self.recorded.replay(*batch)
         if step == RECORD and not self.unrecorded:
             try:
-                self.recorded = Recorded(self.learn, batch)
+                self.recorded = Recorded(lambda *held: self.learn(type(batch)(*held)), *batch)
             except RuntimeError as error:
                 self.unrecorded = str(error).strip().splitlines()[0]
                 return self.learn(batch)
-            return self.recorded.replay(batch)
+            return self.recorded.replay(*batch)
         return self.learn(batch)
 
     def learn(self, batch: Batch) -> tuple[Tensor, Tensor]:

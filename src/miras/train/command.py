@@ -28,6 +28,7 @@ from .models import Objective, build_model, model_config
 from .noise import interval
 from .optimiser import adamw
 from .options import to_dict
+from .passes import Passes, check_recording
 from .progress import Progress, clock
 from .sample import sample
 from .watch import Ending
@@ -47,6 +48,7 @@ def train_run(config: TrainConfig, resume: bool) -> Ending:
     for tracker in config.log.trackers:
         require(find_spec(tracker) is not None, f"log.trackers: {tracker} is not installed: pip install {tracker}")
     engine = Engine(config.engine)
+    check_recording(engine, config.data.isolate)
     tokenizer = tokenizer_of(config.data.tokenizer, config.data.end)
     model_config(config.model, tokenizer)
     folder = engine.on_first(lambda: chosen_folder(config, resume))
@@ -93,6 +95,7 @@ def make_job(config: TrainConfig, engine: Engine, corpus: Corpus, tokenizer: Tok
         corpus=corpus,
         model=wrapped,
         optimiser=optimiser,
+        passes=Passes(wrapped, engine),
         folder=folder,
         parameters=parameters,
         began=began,

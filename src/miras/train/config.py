@@ -98,12 +98,17 @@ class EngineConfig:
     precision: Literal["auto", "fp32", "bf16"] = option("auto", "auto is bf16 on an accelerator, fp32 on the CPU")
     micro_batch: int | None = option(None, "sequences at once in a process; none: its whole part of the batch")
     compile: bool = option(False, "torch.compile on every block")
+    graph: bool = option(False, "record a micro-batch's work once and replay it: no launches to wait for, on one GPU")
     checkpointing: bool = option(False, "compute activations again in the backward pass, rather than keep them")
     tf32: bool = option(False, "let a GPU multiply float32 in TF32, which shortens mantissas to 10 bits")
     threads: int | None = option(None, "CPU threads of a process; none: torch's choice")
 
     def __post_init__(self) -> None:
         positive("engine", micro_batch=self.micro_batch, threads=self.threads)
+        require(
+            not (self.graph and self.checkpointing),
+            "engine.graph cannot record engine.checkpointing, which looks at random states: give one of them",
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,6 +16,7 @@ from ..hf import MirasForCausalLM
 from .config import TrainConfig
 from .engine import Engine
 from .models import Objective
+from .passes import Passes
 from .safety import Spikes
 
 
@@ -28,6 +29,7 @@ class Job:
     corpus: Corpus
     model: nn.Module
     optimiser: AcceleratedOptimizer
+    passes: Passes
     folder: Path
     parameters: int
     began: float

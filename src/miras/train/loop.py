@@ -154,7 +154,7 @@ def one_step(job: Job, place: Place, micro_batches: list[Batch], waited: float) 
     reason = safety.complaint(place.spikes, loss, norm, config.safety)
     if reason is None:
         job.optimiser.step()
-    job.optimiser.zero_grad(set_to_none=True)
+    job.passes.forget(job.optimiser)
     place.spikes = safety.after(place.spikes, loss, reason is None, config.safety)
     place.step += 1
     seconds = time.perf_counter() - began + waited
@@ -178,7 +178,7 @@ def gradients(job: Job, micro_batches: list[Batch]) -> tuple[float, float]:
     """The gradient of the step's mean loss, clipped; the loss, and the norm before clipping, over all processes.
 
     Every micro-batch gives its sum of losses over the targets of the whole step, so that the result does not depend on how
-    the step is cut into micro-batches and processes. Engines average gradients over processes, hence the factor.
+    the step is cut into micro-batches and processes.
     """
     engine = job.engine
     model = job.model.train()
@@ -186,9 +186,7 @@ def gradients(job: Job, micro_batches: list[Batch]) -> tuple[float, float]:
     losses: list[Tensor] = []
     for number, batch in enumerate(micro_batches):
         with engine.hold(model, last=number == len(micro_batches) - 1):
-            loss = model(*on_device(batch, engine.device), items)
-            engine.accelerator.backward(loss * engine.processes)
-        losses.append(loss.detach())
+            losses.append(job.passes(*on_device(batch, engine.device), items))
     norm = engine.accelerator.clip_grad_norm_(model.parameters(), job.config.optim.clip)
     assert norm is not None
     return engine.total(torch.stack(losses).sum())[0], float(norm)
