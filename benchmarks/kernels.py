@@ -2,11 +2,11 @@
 
     python benchmarks/kernels.py --out benchmarks/results/kernels.json
 
-Medians by CUDA events, peak memory, achieved TFLOP/s and their share of a measured matrix product, ratios to fla's delta rule
-where fla is importable (its path may be given by PYTHONPATH); what each kernel takes, by torch's profiler; then time against
-length at a fixed number of tokens, and a plot of it. fla tunes itself for minutes, so it runs in a process of its own, which is
-given up after ``--patience`` seconds; so does titans-pytorch, once as it comes and once with weights that move every chunk, as
-ours do.
+Medians by CUDA events, of a GPU that does not wait for launches, and beside them what launching takes; peak memory, achieved
+TFLOP/s and their share of a measured matrix product, ratios to fla's delta rule where fla is importable (its path may be given
+by PYTHONPATH); what each kernel takes, by torch's profiler; then time against length at a fixed number of tokens, and a plot of
+it. fla tunes itself for minutes, so it runs in a process of its own, which is given up after ``--patience`` seconds; so does
+titans-pytorch, once as it comes and once with weights that move every chunk, as ours do.
 
 The arithmetic counted is what the chunk form needs, with nothing recomputed: 7 products of C x E x D, 2 of C x C x E and 2 of
 C x C x D a chunk and head forwards, twice that backwards.
@@ -24,6 +24,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from gpu_timing import gpu_ms, measured
 from torch import Tensor
 
 from miras import Gates, Spec, memorize, presets
@@ -31,65 +32,6 @@ from miras.lab.provenance import provenance
 
 Sizes = tuple[int, int, int, int]
 CHUNK = 64
-
-OTHERS = """
-import json, sys, warnings
-warnings.simplefilter("ignore")
-import torch, triton
-import torch.nn.functional as F
-which, sizes = sys.argv[1], json.loads(sys.argv[2])
-def measured(forward, leaves):
-    def both():
-        out = forward()
-        torch.autograd.grad(out, leaves, torch.ones_like(out))
-    bench = lambda f: triton.testing.do_bench(f, warmup=25, rep=100, return_mode="median")
-    both()
-    torch.cuda.synchronize(); torch.cuda.reset_peak_memory_stats(); before = torch.cuda.memory_allocated()
-    both(); torch.cuda.synchronize()
-    peak = (torch.cuda.max_memory_allocated() - before) / 2**30
-    with torch.no_grad(): f = bench(forward)
-    return {"forward_ms": f, "forward_backward_ms": bench(both), "peak_gib": peak}
-for B, T, H, D in sizes:
-    make = lambda: torch.randn(B, T, H, D, device="cuda", dtype=torch.bfloat16)
-    q, k, v = make(), F.normalize(make().float(), dim=-1).bfloat16(), make()
-    beta = torch.rand(B, T, H, device="cuda", dtype=torch.bfloat16)
-    leaves = [x.requires_grad_() for x in (q, k, v, beta)]
-    if which == "delta":
-        from fla.ops.delta_rule import chunk_delta_rule
-        print(json.dumps(measured(lambda: chunk_delta_rule(q, k, v, beta)[0], leaves)), flush=True)
-    else:
-        from titans_pytorch import NeuralMemory
-        from titans_pytorch.memory_models import MemoryMLP
-        sizes = {"dim": H * D, "dim_head": D, "heads": H, "chunk_size": 64}
-        moving = {"batch_size": 64} if which == "titans, moving" else {}
-        memory = NeuralMemory(**sizes, **moving, model=MemoryMLP(D, depth=2)).cuda().bfloat16()
-        x = torch.randn(B, T, H * D, device="cuda", dtype=torch.bfloat16, requires_grad=True)
-        print(json.dumps(measured(lambda: memory(x)[0], [x])), flush=True)
-"""
-
-
-def measured(call: Callable[[], Tensor], leaves: list[Tensor]) -> dict[str, float]:
-    """Median milliseconds of the forward pass alone and with the backward pass, and the peak memory of both in GiB."""
-    from triton.testing import do_bench
-
-    def both() -> None:
-        y = call()
-        torch.autograd.grad(y, leaves, torch.ones_like(y))
-
-    both()
-    torch.cuda.synchronize()
-    torch.cuda.reset_peak_memory_stats()
-    before = torch.cuda.memory_allocated()
-    both()
-    torch.cuda.synchronize()
-    peak = (torch.cuda.max_memory_allocated() - before) / 2**30
-    with torch.no_grad():
-        forward = do_bench(call, warmup=25, rep=100, return_mode="median")
-    return {
-        "forward_ms": forward,
-        "forward_backward_ms": do_bench(both, warmup=25, rep=100, return_mode="median"),
-        "peak_gib": peak,
-    }
 
 
 def profiled(call: Callable[[], Tensor], leaves: list[Tensor]) -> dict[str, float]:
@@ -107,7 +49,7 @@ def profiled(call: Callable[[], Tensor], leaves: list[Tensor]) -> dict[str, floa
         # torch's are C++ names, and copies and fills
         name = "torch's own" if "::" in event.key or " " in event.key else event.key
         found[name] = found.get(name, 0.0) + event.device_time_total / repeats / 1e3
-    return dict(sorted(found.items(), key=lambda one: -one[1]))
+    return dict(sorted(((name, own) for name, own in found.items() if own), key=lambda one: -one[1]))
 
 
 def flops(B: int, T: int, H: int, D: int) -> float:
@@ -160,15 +102,13 @@ def attention_case(sizes: Sizes) -> dict[str, float]:
 
 def ceiling() -> float:
     """TFLOP/s of one large matrix product in bf16."""
-    from triton.testing import do_bench
-
     a, b = (torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16) for _ in range(2))
-    return 2 * 8192**3 / do_bench(lambda: a @ b, return_mode="median") / 1e9
+    return 2 * 8192**3 / gpu_ms(lambda: a @ b) / 1e9
 
 
 def others(which: str, sizes: list[Sizes], patience: int) -> list[dict[str, Any]]:
     """fla's delta rule or titans-pytorch, in a process of its own: a row for each of the sizes, or why there is none."""
-    command = [sys.executable, "-c", OTHERS, which, json.dumps(sizes)]
+    command = [sys.executable, str(Path(__file__).with_name("others.py")), which, json.dumps(sizes)]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=patience)
         lines, why = done.stdout.strip().splitlines(), (done.stderr.strip().splitlines() or ["failed"])[-1]
@@ -229,9 +169,9 @@ def told(results: dict[str, Any]) -> None:
             if "forward_tflops" in row
             else ""
         )
-        print(
-            f"{name:28s} {row['forward_ms']:7.2f} {row['forward_backward_ms']:7.2f} ms {row['peak_gib']:6.2f} GiB{ratio}{rate}"
-        )
+        launched = f"launched in {row['forward_launch_ms']:.2f} {row['forward_backward_launch_ms']:.2f}"
+        times = f"{row['forward_ms']:7.2f} {row['forward_backward_ms']:7.2f} ms"
+        print(f"{name:28s} {times} ({launched}) {row['peak_gib']:6.2f} GiB{ratio}{rate}")
     shares = {name: row["kernels_ms"] for name, row in results["rows"].items() if "kernels_ms" in row}
     kernels = dict.fromkeys(kernel for own in shares.values() for kernel in own)
     print("\n| ms | " + " | ".join(shares) + " |\n|---|" + "---|" * len(shares))

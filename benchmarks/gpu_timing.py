@@ -1,0 +1,74 @@
+"""What a GPU takes for a piece of work, and what the processor takes to launch it."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+# as large as any cache, so that no repeat finds its inputs there
+FLUSHED = 2**28
+# cycles a second that a GPU sleeps by, at least; and the longest head start
+CLOCK, HEAD_START = 2e9, 0.05
+
+
+def launching(work: Callable[[], object], repeats: int = 5) -> float:
+    """Seconds until the processor has launched the work."""
+    found = []
+    for _ in range(repeats):
+        torch.cuda.synchronize()
+        began = time.perf_counter()
+        work()
+        found.append(time.perf_counter() - began)
+    torch.cuda.synchronize()
+    return statistics.median(found)
+
+
+def gpu_ms(work: Callable[[], object], repeats: int = 25) -> float:
+    """Median milliseconds by CUDA events.
+
+    The GPU sleeps before each repeat for as long as the launches take, up to a limit, so that it works without waiting for
+    them, as it does in a training whose launches are ahead or recorded; work of a thousand launches waits all the same.
+    """
+    cache = torch.empty(FLUSHED, dtype=torch.int8, device="cuda")
+    work()
+    pause = int(min(1.5 * launching(work), HEAD_START) * CLOCK)
+    spans = []
+    for _ in range(repeats):
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        cache.zero_()
+        torch.cuda._sleep(pause)
+        begin.record()
+        work()
+        end.record()
+        spans.append((begin, end))
+    torch.cuda.synchronize()
+    return statistics.median(begin.elapsed_time(end) for begin, end in spans)
+
+
+def measured(call: Callable[[], Tensor], leaves: list[Tensor]) -> dict[str, float]:
+    """Milliseconds of the forward pass alone and with the backward pass, of launching both, and their peak memory in GiB."""
+
+    def both() -> None:
+        y = call()
+        torch.autograd.grad(y, leaves, torch.ones_like(y))
+
+    both()
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    both()
+    torch.cuda.synchronize()
+    peak = (torch.cuda.max_memory_allocated() - before) / 2**30
+    with torch.no_grad():
+        forward, launched = gpu_ms(call), launching(call)
+    return {
+        "forward_ms": forward,
+        "forward_backward_ms": gpu_ms(both),
+        "forward_launch_ms": 1e3 * launched,
+        "forward_backward_launch_ms": 1e3 * launching(both),
+        "peak_gib": peak,
+    }
