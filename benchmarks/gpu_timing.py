@@ -27,20 +27,21 @@ def launching(work: Callable[[], object], repeats: int = 5) -> float:
     return statistics.median(found)
 
 
-def gpu_ms(work: Callable[[], object], repeats: int = 25) -> float:
-    """Median milliseconds by CUDA events.
+def gpu_ms(work: Callable[[], object], *, ahead: bool = False, repeats: int = 25) -> float:
+    """Median milliseconds by CUDA events, as launched from Python.
 
-    The GPU sleeps before each repeat for as long as the launches take, up to a limit, so that it works without waiting for
-    them, as it does in a training whose launches are ahead or recorded; work of a thousand launches waits all the same.
+    With ``ahead`` the GPU sleeps before each repeat for as long as the launches take, up to a limit, so that it works without
+    waiting for them, as it does where they are recorded; work of a thousand launches waits all the same.
     """
     cache = torch.empty(FLUSHED, dtype=torch.int8, device="cuda")
     work()
-    pause = int(min(1.5 * launching(work), HEAD_START) * CLOCK)
+    pause = int(min(1.5 * launching(work), HEAD_START) * CLOCK) if ahead else 0
     spans = []
     for _ in range(repeats):
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         cache.zero_()
-        torch.cuda._sleep(pause)
+        if pause:
+            torch.cuda._sleep(pause)
         begin.record()
         work()
         end.record()
@@ -50,7 +51,7 @@ def gpu_ms(work: Callable[[], object], repeats: int = 25) -> float:
 
 
 def measured(call: Callable[[], Tensor], leaves: list[Tensor]) -> dict[str, float]:
-    """Milliseconds of the forward pass alone and with the backward pass, of launching both, and their peak memory in GiB."""
+    """Milliseconds of the forward pass alone and with the backward pass, launched from Python and ahead; peak memory in GiB."""
 
     def both() -> None:
         y = call()
@@ -64,11 +65,11 @@ def measured(call: Callable[[], Tensor], leaves: list[Tensor]) -> dict[str, floa
     torch.cuda.synchronize()
     peak = (torch.cuda.max_memory_allocated() - before) / 2**30
     with torch.no_grad():
-        forward, launched = gpu_ms(call), launching(call)
+        forward, ahead = gpu_ms(call), gpu_ms(call, ahead=True)
     return {
         "forward_ms": forward,
         "forward_backward_ms": gpu_ms(both),
-        "forward_launch_ms": 1e3 * launched,
-        "forward_backward_launch_ms": 1e3 * launching(both),
+        "forward_ahead_ms": ahead,
+        "forward_backward_ahead_ms": gpu_ms(both, ahead=True),
         "peak_gib": peak,
     }

@@ -2,7 +2,7 @@
 
     python benchmarks/kernels.py --out benchmarks/results/kernels.json
 
-Medians by CUDA events, of a GPU that does not wait for launches, and beside them what launching takes; peak memory, achieved
+Medians by CUDA events, as launched from Python, and of a GPU that does not wait for launches; peak memory, achieved
 TFLOP/s and their share of a measured matrix product, ratios to fla's delta rule where fla is importable (its path may be given
 by PYTHONPATH); what each kernel takes, by torch's profiler; then time against length at a fixed number of tokens, and a plot of
 it. fla tunes itself for minutes, so it runs in a process of its own, which is given up after ``--patience`` seconds; so does
@@ -156,22 +156,20 @@ def plot(results: dict[str, Any], path: Path) -> None:
 
 def told(results: dict[str, Any]) -> None:
     """Tables."""
+    kinds = {"launched": ("forward_ms", "forward_backward_ms"), "ahead": ("forward_ahead_ms", "forward_backward_ahead_ms")}
     base = results["rows"]["fla delta rule"]
     for name, row in results["rows"].items():
-        if "forward_ms" not in row:
-            print(f"{name:28s} {row['missing']}")
+        if "missing" in row:
+            print(f"{name:30s} {row['missing']}")
             continue
-        ratio = "" if "forward_ms" not in base else "  {:5.2f} x {:5.2f} x fla".format(
-            row["forward_ms"] / base["forward_ms"], row["forward_backward_ms"] / base["forward_backward_ms"]
-        )  # fmt: skip
-        rate = (
-            f"  {row['forward_backward_tflops'] / results['ceiling_tflops']:.1%} of the ceiling"
-            if "forward_tflops" in row
-            else ""
-        )
-        launched = f"launched in {row['forward_launch_ms']:.2f} {row['forward_backward_launch_ms']:.2f}"
-        times = f"{row['forward_ms']:7.2f} {row['forward_backward_ms']:7.2f} ms"
-        print(f"{name:28s} {times} ({launched}) {row['peak_gib']:6.2f} GiB{ratio}{rate}")
+        said = [f"{name:30s}"]
+        for kind, keys in kinds.items():
+            said += [f"{kind}", *(f"{row[key]:7.2f}" for key in keys), "ms"]
+            said += [] if "missing" in base else [*(f"{row[key] / base[key]:6.2f}" for key in keys), "x fla"]
+        said.append(f"{row['peak_gib']:6.2f} GiB")
+        if "forward_tflops" in row:
+            said.append(f"{row['forward_backward_tflops'] / results['ceiling_tflops']:.1%} of the ceiling")
+        print(" ".join(said))
     shares = {name: row["kernels_ms"] for name, row in results["rows"].items() if "kernels_ms" in row}
     kernels = dict.fromkeys(kernel for own in shares.values() for kernel in own)
     print("\n| ms | " + " | ".join(shares) + " |\n|---|" + "---|" * len(shares))
