@@ -32,7 +32,10 @@ def begin(spec: Spec, weights: Weights | None, rows: int, heads: int, keys: int,
     if isinstance(spec.algorithm, Newton):
         return NewtonState(initial[0], like.new_zeros(rows, heads, keys, keys), torch.zeros_like(initial[0]), initial[0])
     assert isinstance(spec.algorithm, Descent)
-    held = [spec.retention.start(weight) for weight in initial]
+    # rows that share their initial weights are started once
+    own = [weight[None] if weight.dim() < len(shape) else weight for weight, shape in zip(given, shapes, strict=True)]
+    started = [spec.retention.start(weight) for weight in own]
+    held = [Held(*(part.expand(shape) for part in start)) for start, shape in zip(started, shapes, strict=True)]
     anchor = tuple(h.accumulated for h in held) if spec.retention.anchored else ()
     momentum = tuple(torch.zeros_like(h.weight) for h in held) if spec.algorithm.remembers else ()
     return state_of(held, anchor, momentum)

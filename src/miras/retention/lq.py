@@ -17,9 +17,9 @@ LinkName = Literal["paper", "exact"]
 def lq_norm(a: Tensor, q: float, floor: float) -> Tensor:
     """max(||A||_q, floor) over each weight, kept; scaled by the largest entry so that powers neither under- nor overflow."""
     axes = weight_axes(a)
-    scale = a.abs().amax(axes, keepdim=True).clamp_min(floor).detach()
-    total = ((a.abs() / scale) ** q).sum(axes, keepdim=True)
-    return scale * total.clamp_min(1.0) ** (1 / q)
+    scale = torch.linalg.vector_norm(a.detach(), torch.inf, axes, keepdim=True).clamp_min(floor)
+    size: Tensor = scale * torch.linalg.vector_norm(a / scale, q, axes, keepdim=True).clamp_min(1.0)
+    return size
 
 
 def signed_power(a: Tensor, power: float) -> Tensor:
