@@ -3,7 +3,7 @@
     python benchmarks/layer_ops.py --presets yaad,gated_deltanet --ops
 
 Nothing is computed and no GPU is needed: the block runs on fake tensors under bf16 autocast, with float32 weights and a
-float32 residual stream, as if they lay on a GPU. The fused operators and rms_norm count once; views and empty tensors do not.
+float32 residual stream, as if they lay on a GPU. Fused kernels and rms_norm count once; views and empty tensors do not.
 The memory itself is left out, but for the copies that lay its arguments out. Bytes are those of every argument and every
 result, once.
 """
@@ -15,7 +15,7 @@ import collections
 import importlib
 import math
 import pkgutil
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -23,10 +23,11 @@ from torch import Tensor
 from torch._subclasses import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
+from triton.runtime.jit import JITFunction
 
 import miras.nn
 from miras.algorithm import NonParametric
-from miras.kernels import gate_link
+from miras.kernels import convolution, gate_link, gated_norm, heads, norm, residual, rotary, swiglu
 from miras.nn import Block, MirasLayer
 
 UNCOUNTED = (
@@ -54,6 +55,7 @@ UNCOUNTED = (
 )
 FILLED = ("zeros", "new_zeros", "zeros_like")
 PRODUCTS = ("mm", "addmm", "bmm", "linear")
+PASSES = (convolution, gate_link, gated_norm, heads, norm, residual, rotary, swiglu)
 
 
 @torch.library.custom_op("layer_ops::rms_norm_gain", mutates_args=())
@@ -100,22 +102,32 @@ class Memory(torch.autograd.Function):
 
 
 class Counter(TorchDispatchMode):
-    """Counts operations that launch something, and the bytes of what they take and return."""
+    """Counts operations that launch something, and the bytes of what they take and return; ``latest`` counts kernels too."""
+
+    latest: ClassVar[Counter]
 
     def __init__(self) -> None:
         super().__init__()
         self.ops: collections.Counter[str] = collections.Counter()
         self.bytes: collections.Counter[str] = collections.Counter()
+        Counter.latest = self
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
         name = func.__name__.removesuffix(".default")
         if not func.__name__.startswith(UNCOUNTED):
-            self.ops[name] += 1
-            self.bytes[name] += sum(
-                size(x) for x in tree_leaves((() if name in FILLED else args, out)) if isinstance(x, Tensor)
-            )
+            self.count(name, (() if name in FILLED else args, out))
         return out
+
+    def count(self, name: str, moved: Any) -> None:
+        """One more of a name, which moves these tensors."""
+        self.ops[name] += 1
+        self.bytes[name] += sum(size(x) for x in tree_leaves(moved) if isinstance(x, Tensor))
+
+
+def launched(kernel: Any, *given: Any, **settings: Any) -> None:
+    """Stands for a launch of a kernel of ours."""
+    Counter.latest.count(f"{kernel.fn.__module__.rpartition('.')[2]}.{kernel.fn.__name__}", given)
 
 
 def size(x: Tensor) -> int:
@@ -143,7 +155,9 @@ class Count(NamedTuple):
 def as_on_a_gpu() -> None:
     """Have the layer take its kernels."""
     F.rms_norm = FusedNorm.norm
-    gate_link.takes = lambda x: True
+    JITFunction.run = launched
+    for kernels in PASSES:
+        kernels.takes = lambda *given: True
     for found in pkgutil.iter_modules(miras.nn.__path__):
         module = importlib.import_module(f"miras.nn.{found.name}")
         if "takes_kernels" in vars(module):

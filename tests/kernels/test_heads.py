@@ -8,7 +8,6 @@ import torch
 
 from devices import DEVICE
 from miras import presets
-from miras.kernels import heads as kernel
 from miras.nn import MirasLayer, recipe_of
 from miras.nn import heads as module
 from miras.nn.heads import Part, fuses, heads_of, parts_of
@@ -90,12 +89,3 @@ def test_the_layer_gives_the_same_by_either_way(name, monkeypatch):
         found.append([y, rest, state.window, *torch.autograd.grad(total, (x, *layer.parameters()))])
     for plain, fused in zip(*found, strict=True):
         assert (plain - fused).norm() <= 1e-4 * plain.norm()
-
-
-def test_the_operators_register_what_compilers_ask_for():
-    joined, settings = draw(2, 5, 24), ([2, 1], [8, 8], [0.5, 1.0], [1e-6, 0.0], [True, False])
-    utils = ("test_schema", "test_autograd_registration", "test_faketensor")
-    torch.library.opcheck(kernel.as_heads, (joined, *settings), test_utils=utils)
-    made = kernel.as_heads(joined.detach(), *settings)
-    given = (made, [torch.ones_like(part) for part in made[:2]], settings[2], settings[4])
-    torch.library.opcheck(kernel.heads_backward, given, test_utils=("test_schema", "test_faketensor"))

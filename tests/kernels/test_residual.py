@@ -46,7 +46,7 @@ def test_values_and_gradients(shape, dtype, branch, to, monkeypatch):
     like = [dtype, to, *(x.dtype for x in given if x is not None)]
     for shares in (1, 1024):
         monkeypatch.setattr(norm, "SHARES", shares)
-        got = results(kernel.Residual.apply, given, to, outer)
+        got = results(kernel.residual, given, to, outer)
         for a, b, kind in zip(got, want, like, strict=True):
             # where the sum itself is rounded, all that is made of it starts from there
             digits = torch.finfo(LOW if dtype == LOW else kind).eps
@@ -56,7 +56,7 @@ def test_values_and_gradients(shape, dtype, branch, to, monkeypatch):
 
 def test_a_stream_without_a_branch_is_not_copied():
     x = draw(2, 3, 8)
-    s, _ = kernel.Residual.apply(x, None, draw(8), EPS, HIGH)
+    s, _ = kernel.residual(x, None, draw(8), EPS, HIGH)
     assert s.data_ptr() == x.data_ptr() and s.grad_fn is not None
 
 
@@ -89,14 +89,6 @@ def test_a_block_gives_the_same_by_either_way(monkeypatch):
 
 
 def test_what_the_kernels_take():
-    x = torch.zeros(1, 8)
-    assert kernel.takes(x, None) and kernel.takes(x, x.bfloat16())
-    assert not kernel.takes(x.double(), None) and not kernel.takes(x, x.double())
-
-
-def test_the_operators_register_what_compilers_ask_for():
-    x, branch, gain = draw(2, 5, 8).detach(), draw(2, 5, 8, dtype=LOW).detach(), draw(8).detach()
-    utils = ("test_schema", "test_faketensor")
-    torch.library.opcheck(kernel.add_norm, (x, branch, gain, 1e-6, LOW), test_utils=utils)
-    for other in (LOW, HIGH):
-        torch.library.opcheck(kernel.residual_backward, (x, gain, x, branch, 1e-6, HIGH, other), test_utils=utils)
+    x, gain = torch.zeros(1, 8), torch.ones(8)
+    assert kernel.takes(x, None, gain) and kernel.takes(x, x.bfloat16(), gain)
+    assert not kernel.takes(x.double(), None, gain) and not kernel.takes(x, x.double(), gain)

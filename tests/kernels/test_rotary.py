@@ -7,7 +7,6 @@ pytest.importorskip("triton")
 import torch
 
 from devices import DEVICE
-from miras.kernels import rotary as kernel
 from miras.nn import MirasLayer, SlidingWindowAttention
 from miras.nn import functional as module
 from miras.nn.functional import turned, turns
@@ -61,9 +60,3 @@ def test_layers_give_the_same_by_either_way(make, monkeypatch):
         found.append([y, rest, *torch.autograd.grad(total, (x, *layer.parameters()))])
     for plain, fused in zip(*found, strict=True):
         assert (plain - fused).norm() <= 1e-5 * plain.norm()
-
-
-def test_the_operator_registers_what_compilers_ask_for():
-    x, angles = draw(2, 5, 3, 8), turns(torch.arange(5, device=DEVICE)[None], 8, 1e4)
-    utils = ("test_schema", "test_autograd_registration", "test_faketensor")
-    torch.library.opcheck(kernel.rotary, (x, *angles, False), test_utils=utils)

@@ -7,7 +7,7 @@ dtype where it is asked to be ``lean``.
 N rows, C channels
 """
 
-# ruff: noqa: ANN001, ANN201, ANN202
+# ruff: noqa: ANN001, ANN201
 # mypy: disable-error-code="no-untyped-def,misc"
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .launch import DOTS
+from .around import added, blocks, once, readable
 
 CURVES = ("sigmoid", "softplus", "log_sigmoid")
 ROWS, COLUMNS = 32, 128
@@ -90,50 +90,48 @@ def backward_kernel(
     tl.store(dbias_ptr + block * C + column, tl.sum(dx, 0), mask=column < C)
 
 
-@torch.library.custom_op("miras::gate_link", mutates_args=())
-def gate_link(x: Tensor, bias: Tensor, factor: float, curve: str, lean: bool) -> Tensor:
-    """factor * f(x + b); x ``[...,C]`` contiguous, bias ``[C]``."""
+def _value(x: Tensor, bias: Tensor, factor: float, curve: str, lean: bool) -> Tensor:
     value = torch.empty_like(x, dtype=x.dtype if lean else torch.float32)
     rows, channels = x.numel() // x.shape[-1], x.shape[-1]
-    grid = (triton.cdiv(rows, ROWS), triton.cdiv(channels, COLUMNS))
-    forward_kernel[grid](x, bias, value, rows, channels, factor, CURVES.index(curve), ROWS, COLUMNS, num_warps=4)
+    grid = (blocks(rows, ROWS), blocks(channels, COLUMNS))
+    with torch.cuda.device(x.get_device()):
+        forward_kernel[grid](x, bias, value, rows, channels, factor, CURVES.index(curve), ROWS, COLUMNS, num_warps=4)
     return value
 
 
-@gate_link.register_fake
-def _(x, bias, factor, curve, lean):
-    return torch.empty_like(x, dtype=x.dtype if lean else torch.float32)
+class GateLink(torch.autograd.Function):
+    """The gate, and the gradients of its projection and bias."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, bias: Tensor, factor: float, curve: str, lean: bool) -> Tensor:
+        ctx.save_for_backward(x, bias)
+        ctx.factor, ctx.curve = factor, curve
+        return _value(x, bias, factor, curve, lean)
+
+    @staticmethod
+    @once
+    def backward(ctx: Any, saved: tuple[Tensor, ...], dvalue: Tensor) -> tuple[Tensor | None, ...]:
+        x, bias = saved
+        rows, channels = x.numel() // x.shape[-1], x.shape[-1]
+        grid = (blocks(rows, ROWS), blocks(channels, COLUMNS))
+        dx, shares = torch.empty_like(x), x.new_empty(grid[0], channels, dtype=torch.float32)
+        with torch.cuda.device(x.get_device()):
+            backward_kernel[grid](
+                x, bias, dvalue.contiguous(), dx, shares, rows, channels, ctx.factor, CURVES.index(ctx.curve), ROWS, COLUMNS,
+                num_warps=4,
+            )  # fmt: skip
+        return dx, added(shares, bias) if ctx.needs_input_grad[1] else None, None, None, None
 
 
-@torch.library.custom_op("miras::gate_link_backward", mutates_args=())
-def gate_link_backward(x: Tensor, bias: Tensor, dvalue: Tensor, factor: float, curve: str) -> tuple[Tensor, Tensor]:
-    """The gradients of x and bias."""
-    rows, channels = x.numel() // x.shape[-1], x.shape[-1]
-    blocks = triton.cdiv(rows, ROWS)
-    dx, sums = torch.empty_like(x), torch.empty(blocks, channels, device=x.device)
-    grid = (blocks, triton.cdiv(channels, COLUMNS))
-    backward_kernel[grid](x, bias, dvalue, dx, sums, rows, channels, factor, CURVES.index(curve), ROWS, COLUMNS, num_warps=4)
-    return dx, sums.sum(0).to(bias.dtype)
+def gate_link(x: Tensor, bias: Tensor, factor: float, curve: str, lean: bool) -> Tensor:
+    """factor * f(x + b); x ``[...,C]`` contiguous, bias ``[C]``."""
+    # a token that is decoded comes through here too, and waits for every call
+    if not torch.is_grad_enabled():
+        return _value(x, bias, factor, curve, lean)
+    value: Tensor = GateLink.apply(x, bias, factor, curve, lean)  # type: ignore[no-untyped-call]
+    return value
 
 
-@gate_link_backward.register_fake
-def _(x, bias, dvalue, factor, curve):
-    return torch.empty_like(x), torch.empty_like(bias)
-
-
-def _remember(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    x, bias, ctx.factor, ctx.curve, _ = inputs
-    ctx.save_for_backward(x, bias)
-
-
-def _backward(ctx: Any, dvalue: Tensor) -> tuple[Tensor, Tensor, None, None, None]:
-    dx, dbias = gate_link_backward(*ctx.saved_tensors, dvalue.contiguous(), ctx.factor, ctx.curve)
-    return dx, dbias, None, None, None
-
-
-gate_link.register_autograd(_backward, setup_context=_remember)
-
-
-def takes(x: Tensor) -> bool:
+def takes(x: Tensor, bias: Tensor) -> bool:
     """Whether the kernels read such a projection on a GPU."""
-    return x.dtype in DOTS and x.numel() > 0
+    return readable(x, bias)

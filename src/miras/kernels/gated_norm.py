@@ -3,7 +3,7 @@
 N rows, one for each token and head, H heads, V value channels of a head (DP: a power of two)
 """
 
-# ruff: noqa: ANN001, ANN201, ANN202
+# ruff: noqa: ANN001, ANN201
 # mypy: disable-error-code="no-untyped-def,misc"
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 from . import norm
-from .launch import DOTS
+from .around import added, blocks, once, readable, tokens
 
 CURVES = ("sigmoid", "silu")
 
@@ -72,62 +72,42 @@ def backward_kernel(
     tl.store(dgain_ptr + block * V + d, tl.sum(share, 0), mask=d < V)
 
 
-def _tokens(gate: Tensor) -> Tensor:
-    """A gate ``[...,H V]`` as the kernels take it: channels side by side, tokens any distance apart."""
-    gate = gate.flatten(0, -2)
-    return gate if gate.stride(1) == 1 else gate.contiguous()
+class GatedNorm(torch.autograd.Function):
+    """The norm times its gate, and their gradients."""
+
+    @staticmethod
+    def forward(ctx: Any, y: Tensor, gain: Tensor, gate: Tensor, eps: float, curve: str) -> Tensor:
+        ctx.save_for_backward(y, gain, gate)
+        ctx.eps, ctx.silu = eps, curve == "silu"
+        out, y, gate = y.new_empty(gate.shape), y.contiguous(), tokens(gate)
+        rows, channels, told = norm.layout(y)
+        grid = (blocks(rows, told["ROWS"]),)
+        with torch.cuda.device(y.get_device()):
+            forward_kernel[grid](y, gain, gate, out, rows, y.shape[-2], channels, gate.stride(0), eps, SILU=ctx.silu, **told)
+        return out
+
+    @staticmethod
+    @once
+    def backward(ctx: Any, saved: tuple[Tensor, ...], dout: Tensor) -> tuple[Tensor | None, ...]:
+        y, gain, gate = saved
+        dgate, y, gate, dout = gate.new_empty(gate.shape), y.contiguous(), tokens(gate), dout.contiguous()
+        rows, channels, told = norm.layout(y)
+        programs, steps = norm.shared(rows, told)
+        dy, shares = torch.empty_like(y), y.new_empty(programs, channels, dtype=torch.float32)
+        with torch.cuda.device(y.get_device()):
+            backward_kernel[(programs,)](
+                y, gain, gate, dout, dy, shares, dgate, rows, y.shape[-2], channels, gate.stride(0), ctx.eps, steps,
+                SILU=ctx.silu, **told,
+            )  # fmt: skip
+        return dy, added(shares, gain) if ctx.needs_input_grad[1] else None, dgate, None, None
 
 
-@torch.library.custom_op("miras::gated_norm", mutates_args=())
 def gated_norm(y: Tensor, gain: Tensor, gate: Tensor, eps: float, curve: str) -> Tensor:
     """gain * y / sqrt(mean y^2 + eps) * f(g) ``[...,H V]``; y ``[...,H,V]``, gain ``[V]``, gate ``[...,H V]``."""
-    out, y, gate = y.new_empty(gate.shape), y.contiguous(), _tokens(gate)
-    rows, channels, told = norm.layout(y)
-    grid = (triton.cdiv(rows, told["ROWS"]),)
-    with torch.cuda.device(y.get_device()):
-        forward_kernel[grid](y, gain, gate, out, rows, y.shape[-2], channels, gate.stride(0), eps, SILU=curve == "silu", **told)
+    out: Tensor = GatedNorm.apply(y, gain, gate, eps, curve)  # type: ignore[no-untyped-call]
     return out
 
 
-@gated_norm.register_fake
-def _(y, gain, gate, eps, curve):
-    return y.new_empty(gate.shape)
-
-
-@torch.library.custom_op("miras::gated_norm_backward", mutates_args=())
-def gated_norm_backward(
-    y: Tensor, gain: Tensor, gate: Tensor, dout: Tensor, eps: float, curve: str
-) -> tuple[Tensor, Tensor, Tensor]:
-    """The gradients of y, gain and gate; shares of the gain's are added in one order."""
-    dgate, y, gate, dout = gate.new_empty(gate.shape), y.contiguous(), _tokens(gate), dout.contiguous()
-    rows, channels, told = norm.layout(y)
-    blocks, steps = norm.shared(rows, told)
-    dy, shares = torch.empty_like(y), y.new_empty(blocks, channels, dtype=torch.float32)
-    with torch.cuda.device(y.get_device()):
-        backward_kernel[(blocks,)](
-            y, gain, gate, dout, dy, shares, dgate, rows, y.shape[-2], channels, gate.stride(0), eps, steps,
-            SILU=curve == "silu", **told,
-        )  # fmt: skip
-    return dy, shares.sum(0).to(gain.dtype), dgate
-
-
-@gated_norm_backward.register_fake
-def _(y, gain, gate, dout, eps, curve):
-    return y.new_empty(y.shape), torch.empty_like(gain), gate.new_empty(gate.shape)
-
-
-def _remember(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    y, gain, gate, ctx.eps, ctx.curve = inputs
-    ctx.save_for_backward(y, gain, gate)
-
-
-def _backward(ctx: Any, dout: Tensor) -> tuple[Tensor | None, ...]:
-    return (*gated_norm_backward(*ctx.saved_tensors, dout, ctx.eps, ctx.curve), None, None)
-
-
-gated_norm.register_autograd(_backward, setup_context=_remember)
-
-
-def takes(y: Tensor, gate: Tensor) -> bool:
+def takes(y: Tensor, gain: Tensor, gate: Tensor) -> bool:
     """Whether the kernels read such tokens on a GPU."""
-    return norm.takes(y) and gate.dtype in DOTS
+    return norm.takes(y, gain) and readable(gate)

@@ -6,7 +6,7 @@ is copied to be put together or taken apart. What is scaled to a length is scale
 N rows, one for each token and head, H heads, D channels of a head (DP: a power of two), P parts, C channels of all parts
 """
 
-# ruff: noqa: ANN001, ANN201, ANN202
+# ruff: noqa: ANN001, ANN201
 # mypy: disable-error-code="no-untyped-def,misc"
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from . import norm
+from . import around, norm
 
 
 @triton.jit
@@ -53,77 +53,61 @@ def backward_kernel(
     tl.store(dx_ptr + place, factor * dx, mask=inside)
 
 
-def _made(joined: Tensor, heads: list[int], channels: list[int], units: list[bool]) -> list[Tensor]:
-    """Room for the parts ``[...,H,D]``, and for 1 / sqrt(mean x^2 + eps) ``[...,H]`` of each that is scaled by it."""
-    lead, shapes = joined.shape[:-1], list(zip(heads, channels, units, strict=True))
-    inverses = [joined.new_empty((*lead, count) if unit else 0, dtype=torch.float32) for count, _, unit in shapes]
-    return [*(joined.new_empty(*lead, count, width) for count, width, _ in shapes), *inverses]
+# heads, channels of each, their factor, and eps of their RMS norm, or None
+Part = tuple[int, int, float, float | None]
 
 
-@torch.library.custom_op("miras::heads", mutates_args=())
-def as_heads(
-    joined: Tensor, heads: list[int], channels: list[int], factors: list[float], epsilons: list[float], units: list[bool]
-) -> list[Tensor]:
-    """The parts ``[...,H,D]`` of joined ``[...,C]``, each times its factor and, where ``units`` says so, of unit RMS; their inverses."""
-    made = _made(joined, heads, channels, units)
-    tokens = joined.flatten(0, -2)
-    tokens = tokens if tokens.stride(1) == 1 else tokens.contiguous()
-    start = 0
-    for number, (count, width, factor, eps, unit) in enumerate(zip(heads, channels, factors, epsilons, units, strict=True)):
-        x, y, inverse = tokens[:, start : start + count * width], made[number], made[len(heads) + number]
-        rows, _, told = norm.layout(y)
-        with torch.cuda.device(joined.get_device()):
-            forward_kernel[(triton.cdiv(rows, told["ROWS"]),)](
-                x, y, inverse, rows, count, width, x.stride(0), factor, eps, UNIT=unit, **told
-            )
-        start += count * width
+class Heads(torch.autograd.Function):
+    """The parts as heads, and their gradients side by side."""
+
+    @staticmethod
+    def forward(ctx: Any, joined: Tensor, parts: tuple[Part, ...]) -> tuple[Tensor, ...]:
+        made: list[Tensor] = []
+        kept: list[Tensor] = []
+        tokens, start = around.tokens(joined), 0
+        for count, width, factor, eps in parts:
+            x, y = tokens[:, start : start + count * width], joined.new_empty(*joined.shape[:-1], count, width)
+            rows, _, told = norm.layout(y)
+            inverse = None if eps is None else joined.new_empty(rows, dtype=torch.float32)
+            with torch.cuda.device(joined.get_device()):
+                forward_kernel[(around.blocks(rows, told["ROWS"]),)](
+                    x, y, inverse, rows, count, width, x.stride(0), factor, eps or 0.0, UNIT=eps is not None, **told
+                )
+            made.append(y)
+            kept += [] if inverse is None else [y, inverse]
+            start += count * width
+        ctx.save_for_backward(*kept)
+        ctx.set_materialize_grads(False)
+        ctx.parts, ctx.given = parts, (joined.shape, joined.dtype, joined.device)
+        return tuple(made)
+
+    @staticmethod
+    @around.once
+    def backward(ctx: Any, saved: tuple[Tensor, ...], *outer: Tensor | None) -> tuple[Tensor | None, ...]:
+        shape, dtype, device = ctx.given
+        djoined, kept, start = torch.empty(shape, dtype=dtype, device=device), iter(saved), 0
+        tokens = djoined.flatten(0, -2)
+        for (count, width, factor, eps), dy in zip(ctx.parts, outer, strict=True):
+            dx = tokens[:, start : start + count * width]
+            y, inverse = (dy, None) if eps is None else (next(kept), next(kept))
+            start += count * width
+            if dy is None:
+                dx.zero_()
+                continue
+            rows, _, told = norm.layout(dy)
+            with torch.cuda.device(djoined.get_device()):
+                backward_kernel[(around.blocks(rows, told["ROWS"]),)](
+                    y, inverse, dy.contiguous(), dx, rows, count, width, dx.stride(0), factor, UNIT=eps is not None, **told
+                )
+        return djoined, None
+
+
+def as_heads(joined: Tensor, parts: tuple[Part, ...]) -> tuple[Tensor, ...]:
+    """The parts ``[...,H,D]`` of joined ``[...,C]``, each times its factor and, where it has an eps, of unit RMS."""
+    made: tuple[Tensor, ...] = Heads.apply(joined, parts)  # type: ignore[no-untyped-call]
     return made
 
 
-@as_heads.register_fake
-def _(joined, heads, channels, factors, epsilons, units):
-    return _made(joined, heads, channels, units)
-
-
-@torch.library.custom_op("miras::heads_backward", mutates_args=())
-def heads_backward(made: list[Tensor], outer: list[Tensor], factors: list[float], units: list[bool]) -> Tensor:
-    """The gradient of joined from those of the parts."""
-    parts = made[: len(outer)]
-    djoined = parts[0].new_empty(*parts[0].shape[:-2], sum(part.shape[-2] * part.shape[-1] for part in parts))
-    tokens, start = djoined.flatten(0, -2), 0
-    for y, inverse, dy, factor, unit in zip(parts, made[len(outer) :], outer, factors, units, strict=True):
-        count, width = y.shape[-2:]
-        dx = tokens[:, start : start + count * width]
-        rows, _, told = norm.layout(y)
-        with torch.cuda.device(y.get_device()):
-            backward_kernel[(triton.cdiv(rows, told["ROWS"]),)](
-                y, inverse, dy.contiguous(), dx, rows, count, width, dx.stride(0), factor, UNIT=unit, **told
-            )
-        start += count * width
-    return djoined
-
-
-@heads_backward.register_fake
-def _(made, outer, factors, units):
-    return made[0].new_empty(*made[0].shape[:-2], sum(part.shape[-2] * part.shape[-1] for part in made[: len(outer)]))
-
-
-def _remember(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
-    _, ctx.counts, _, ctx.factors, _, ctx.units = inputs
-    ctx.save_for_backward(*output)
-    ctx.set_materialize_grads(False)
-
-
-def _backward(ctx: Any, grads: list[Tensor | None]) -> tuple[Tensor | None, ...]:
-    made = list(ctx.saved_tensors)
-    pairs = list(zip(made, grads, strict=True))[: len(ctx.counts)]
-    outer = [torch.zeros_like(part) if grad is None else grad for part, grad in pairs]
-    return heads_backward(made, outer, ctx.factors, ctx.units), None, None, None, None, None
-
-
-as_heads.register_autograd(_backward, setup_context=_remember)
-
-
-def takes(joined: Tensor, channels: list[int]) -> bool:
+def takes(joined: Tensor, parts: tuple[Part, ...]) -> bool:
     """Whether the kernels read such projections on a GPU."""
-    return norm.takes(joined[..., : max(channels)])
+    return around.readable(joined) and max(width for _, width, *_ in parts) <= norm.WIDEST

@@ -5,7 +5,7 @@ A residual stream is float32 and what is projected has 16 bits: one operation af
 N rows, D channels (DP: a power of two)
 """
 
-# ruff: noqa: ANN001, ANN201, ANN202
+# ruff: noqa: ANN001, ANN201
 # mypy: disable-error-code="no-untyped-def,misc"
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .launch import DOTS
+from .around import added, blocks, once, power_of_2, readable
 
 # a wider row does not fit a program's registers
 WIDEST = 8192
@@ -69,71 +69,65 @@ def backward_kernel(
 def layout(x: Tensor) -> tuple[int, int, dict[str, int]]:
     """Rows, channels, and what the kernels are told at compile time."""
     channels = x.shape[-1]
-    wide = triton.next_power_of_2(channels)
+    wide = power_of_2(channels)
     told = {"ROWS": max(HELD // wide, 1), "DP": wide, "num_warps": 8 if wide <= HELD else 16}
     return x.numel() // channels, channels, told
 
 
 def shared(rows: int, told: dict[str, int]) -> tuple[int, int]:
     """How many programs share the rows of a gain's gradient, and how many steps each takes."""
-    steps = triton.cdiv(rows, told["ROWS"] * SHARES)
-    return triton.cdiv(rows, told["ROWS"] * steps), steps
+    steps = blocks(rows, told["ROWS"] * SHARES)
+    return blocks(rows, told["ROWS"] * steps), steps
+
+
+def normed(x: Tensor, gain: Tensor, eps: float, to: torch.dtype) -> Tensor:
+    """gain * x / sqrt(mean x^2 + eps) in a dtype; x ``[...,D]`` contiguous, gain ``[D]``."""
+    rows, channels, told = layout(x)
+    y = torch.empty_like(x, dtype=to)
+    with torch.cuda.device(x.get_device()):
+        forward_kernel[(blocks(rows, told["ROWS"]),)](x, gain, y, rows, channels, eps, **told)
+    return y
 
 
 def gradients(
     x: Tensor, gain: Tensor, dy: Tensor, eps: float, dx: Tensor, *, dstream: Tensor | None = None, again: Tensor | None = None
 ) -> Tensor:
-    """Fill dx, and ``again`` with the same; the gain's gradient, whose shares are added in one order."""
+    """Fill dx, and ``again`` with the same; shares of the gain's gradient ``[.,D]``."""
     rows, channels, told = layout(x)
-    blocks, steps = shared(rows, told)
-    shares = x.new_empty(blocks, channels, dtype=torch.float32)
+    programs, steps = shared(rows, told)
+    shares = x.new_empty(programs, channels, dtype=torch.float32)
     with torch.cuda.device(x.get_device()):
-        backward_kernel[(blocks,)](
+        backward_kernel[(programs,)](
             x, gain, dy, dstream, dx, again, shares, rows, channels, eps, steps,
             STREAM=dstream is not None, AGAIN=again is not None, **told,
         )  # fmt: skip
-    return shares.sum(0).to(gain.dtype)
+    return shares
 
 
-@torch.library.custom_op("miras::rms_norm", mutates_args=())
+class Norm(torch.autograd.Function):
+    """The norm and its gradients."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, gain: Tensor, eps: float, to: torch.dtype) -> Tensor:
+        ctx.save_for_backward(x, gain)
+        ctx.eps = eps
+        return normed(x, gain, eps, to)
+
+    @staticmethod
+    @once
+    def backward(ctx: Any, saved: tuple[Tensor, ...], dy: Tensor) -> tuple[Tensor | None, ...]:
+        x, gain = saved
+        dx = torch.empty_like(x)
+        shares = gradients(x, gain, dy.contiguous(), ctx.eps, dx)
+        return dx, added(shares, gain) if ctx.needs_input_grad[1] else None, None, None
+
+
 def rms_norm(x: Tensor, gain: Tensor, eps: float, to: torch.dtype) -> Tensor:
     """gain * x / sqrt(mean x^2 + eps) in a dtype; x ``[...,D]`` contiguous, gain ``[D]``."""
-    rows, channels, told = layout(x)
-    y = torch.empty_like(x, dtype=to)
-    with torch.cuda.device(x.get_device()):
-        forward_kernel[(triton.cdiv(rows, told["ROWS"]),)](x, gain, y, rows, channels, eps, **told)
+    y: Tensor = Norm.apply(x, gain, eps, to)  # type: ignore[no-untyped-call]
     return y
 
 
-@rms_norm.register_fake
-def _(x, gain, eps, to):
-    return torch.empty_like(x, dtype=to)
-
-
-@torch.library.custom_op("miras::rms_norm_backward", mutates_args=())
-def rms_norm_backward(x: Tensor, gain: Tensor, dy: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """The gradients of x and gain."""
-    dx = torch.empty_like(x)
-    return dx, gradients(x, gain, dy, eps, dx)
-
-
-@rms_norm_backward.register_fake
-def _(x, gain, dy, eps):
-    return torch.empty_like(x), torch.empty_like(gain)
-
-
-def _remember(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    x, gain, ctx.eps, _ = inputs
-    ctx.save_for_backward(x, gain)
-
-
-def _backward(ctx: Any, dy: Tensor) -> tuple[Tensor, Tensor, None, None]:
-    return (*rms_norm_backward(*ctx.saved_tensors, dy.contiguous(), ctx.eps), None, None)
-
-
-rms_norm.register_autograd(_backward, setup_context=_remember)
-
-
-def takes(x: Tensor) -> bool:
+def takes(x: Tensor, gain: Tensor) -> bool:
     """Whether the kernels read such rows on a GPU."""
-    return x.dtype in DOTS and x.numel() > 0 and x.shape[-1] <= WIDEST
+    return readable(x, gain) and x.shape[-1] <= WIDEST

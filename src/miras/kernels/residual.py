@@ -5,7 +5,7 @@ The stream goes on past the norm, so two gradients come back, and both are added
 N rows, D channels (DP: a power of two)
 """
 
-# ruff: noqa: ANN001, ANN201, ANN202
+# ruff: noqa: ANN001, ANN201
 # mypy: disable-error-code="no-untyped-def,misc"
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import triton.language as tl
 from torch import Tensor
 
 from . import norm
-from .launch import DOTS
+from .around import added, blocks, once, readable
 
 
 @triton.jit
@@ -34,57 +34,49 @@ def forward_kernel(x_ptr, branch_ptr, gain_ptr, sum_ptr, y_ptr, N, D, eps, ROWS:
     tl.store(y_ptr + at, gain[None, :] * s * tl.rsqrt(tl.sum(s * s, 1) / D + eps)[:, None], mask=inside)
 
 
-@torch.library.custom_op("miras::add_norm", mutates_args=())
-def add_norm(x: Tensor, branch: Tensor, gain: Tensor, eps: float, to: torch.dtype) -> tuple[Tensor, Tensor]:
-    """x + b, and its norm in a dtype; x and b ``[...,D]``, gain ``[D]``."""
-    x, branch = x.contiguous(), branch.contiguous()
+def _added(x: Tensor, branch: Tensor, gain: Tensor, eps: float, to: torch.dtype) -> tuple[Tensor, Tensor]:
+    """x + b, and its norm in a dtype."""
+    branch = branch.contiguous()
     rows, channels, told = norm.layout(x)
-    added = torch.empty_like(x, dtype=torch.promote_types(x.dtype, branch.dtype))
+    s = torch.empty_like(x, dtype=torch.promote_types(x.dtype, branch.dtype))
     y = torch.empty_like(x, dtype=to)
     with torch.cuda.device(x.get_device()):
-        forward_kernel[(triton.cdiv(rows, told["ROWS"]),)](x, branch, gain, added, y, rows, channels, eps, **told)
-    return added, y
-
-
-@add_norm.register_fake
-def _(x, branch, gain, eps, to):
-    return x.new_empty(x.shape, dtype=torch.promote_types(x.dtype, branch.dtype)), x.new_empty(x.shape, dtype=to)
-
-
-@torch.library.custom_op("miras::residual_backward", mutates_args=())
-def residual_backward(
-    s: Tensor, gain: Tensor, ds: Tensor, dy: Tensor, eps: float, to: torch.dtype, branch: torch.dtype
-) -> tuple[Tensor, Tensor, Tensor]:
-    """The gradients of x, of the branch, empty where it has the same dtype, and of the gain."""
-    s, ds, dy = s.contiguous(), ds.contiguous(), dy.contiguous()
-    dx, dbranch = torch.empty_like(s, dtype=to), s.new_empty(0 if branch == to else s.shape, dtype=branch)
-    dgain = norm.gradients(s, gain, dy, eps, dx, dstream=ds, again=None if branch == to else dbranch)
-    return dx, dbranch, dgain
-
-
-@residual_backward.register_fake
-def _(s, gain, ds, dy, eps, to, branch):
-    dbranch = s.new_empty(0 if branch == to else s.shape, dtype=branch)
-    return s.new_empty(s.shape, dtype=to), dbranch, torch.empty_like(gain)
+        forward_kernel[(blocks(rows, told["ROWS"]),)](x, branch, gain, s, y, rows, channels, eps, **told)
+    return s, y
 
 
 class Residual(torch.autograd.Function):
-    """s and y; without a branch s is x itself, which an operator may not return."""
+    """The stream with its norm, and their gradients; without a branch the stream is x itself."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, branch: Tensor | None, gain: Tensor, eps: float, to: torch.dtype) -> tuple[Tensor, Tensor]:
-        s, y = (x, norm.rms_norm(x, gain, eps, to)) if branch is None else add_norm(x, branch, gain, eps, to)
+        s, y = (x, norm.normed(x, gain, eps, to)) if branch is None else _added(x, branch, gain, eps, to)
         ctx.save_for_backward(s, gain)
-        ctx.eps, ctx.dtypes, ctx.added = eps, (x.dtype, x.dtype if branch is None else branch.dtype), branch is not None
+        ctx.set_materialize_grads(False)
+        ctx.eps, ctx.to, ctx.dtypes = eps, to, (x.dtype, x.dtype if branch is None else branch.dtype)
         return s, y
 
     @staticmethod
-    def backward(ctx: Any, ds: Tensor, dy: Tensor) -> tuple[Tensor | None, ...]:
-        dx, dbranch, dgain = residual_backward(*ctx.saved_tensors, ds, dy, ctx.eps, *ctx.dtypes)
-        own = dbranch if ctx.dtypes[0] != ctx.dtypes[1] else dx
-        return dx, own if ctx.added else None, dgain, None, None
+    @once
+    def backward(ctx: Any, saved: tuple[Tensor, ...], ds: Tensor | None, dy: Tensor | None) -> tuple[Tensor | None, ...]:
+        s, gain = saved
+        own, other = ctx.dtypes
+        dx = torch.empty_like(s, dtype=own)
+        dbranch = None if own == other else torch.empty_like(s, dtype=other)
+        dy = torch.zeros_like(s, dtype=ctx.to) if dy is None else dy.contiguous()
+        ds = None if ds is None else ds.contiguous()
+        shares = norm.gradients(s, gain, dy, ctx.eps, dx, dstream=ds, again=dbranch)
+        _, branches, gains, *_ = ctx.needs_input_grad
+        given = (dx if dbranch is None else dbranch) if branches else None
+        return dx, given, added(shares, gain) if gains else None, None, None
 
 
-def takes(x: Tensor, branch: Tensor | None) -> bool:
+def residual(x: Tensor, branch: Tensor | None, gain: Tensor, eps: float, to: torch.dtype) -> tuple[Tensor, Tensor]:
+    """x + b, or x itself, and its norm in a dtype; x ``[...,D]`` contiguous, b ``[...,D]``, gain ``[D]``."""
+    made: tuple[Tensor, Tensor] = Residual.apply(x, branch, gain, eps, to)  # type: ignore[no-untyped-call]
+    return made
+
+
+def takes(x: Tensor, branch: Tensor | None, gain: Tensor) -> bool:
     """Whether the kernels read such a stream on a GPU."""
-    return norm.takes(x) and (branch is None or branch.dtype in DOTS)
+    return norm.takes(x, gain) and (branch is None or readable(branch))

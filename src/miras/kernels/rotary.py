@@ -3,7 +3,7 @@
 N rows, one for each token and head, H heads, D channels of a head (HP: a power of two, at least their half), A tokens of angles
 """
 
-# ruff: noqa: ANN001, ANN201, ANN202
+# ruff: noqa: ANN001, ANN201
 # mypy: disable-error-code="no-untyped-def,misc"
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .launch import DOTS
+from .around import blocks, power_of_2, readable
 
 # numbers of each half that a program has at once
 HELD = 2048
@@ -38,40 +38,37 @@ def kernel(x_ptr, cosine_ptr, sine_ptr, y_ptr, N, H, HALF, A, stride, BACK: tl.c
     tl.store(y_ptr + place + HALF, two * cosine + one * sine, mask=inside)
 
 
-@torch.library.custom_op("miras::rotary", mutates_args=())
+class Rotary(torch.autograd.Function):
+    """Turning, and turning back: it is its own inverse's transpose, so this one may be differentiated again."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, cosine: Tensor, sine: Tensor, back: bool) -> Tensor:
+        ctx.save_for_backward(cosine, sine)
+        ctx.back = back
+        heads, channels = x.shape[2:]
+        tokens = x.flatten(0, 1)
+        tokens = tokens if tokens.stride()[1:] == (channels, 1) else tokens.contiguous()
+        y, rows, half = x.new_empty(x.shape), len(tokens) * heads, channels // 2
+        wide, angles = power_of_2(half), cosine.shape[0] * cosine.shape[1]
+        told = {"BACK": back, "ROWS": max(HELD // wide, 1), "HP": wide, "num_warps": 4}
+        with torch.cuda.device(x.get_device()):
+            kernel[(blocks(rows, told["ROWS"]),)](
+                tokens, cosine.contiguous(), sine.contiguous(), y, rows, heads, half, angles, tokens.stride(0), **told
+            )
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, None, None, None]:
+        cosine, sine = ctx.saved_tensors
+        return rotary(dy, cosine, sine, not ctx.back), None, None, None
+
+
 def rotary(x: Tensor, cosine: Tensor, sine: Tensor, back: bool) -> Tensor:
     """x ``[B,T,H,D]`` turned by the angles, or back; their cosine and sine ``[B or 1,T,D/2]`` in float32."""
-    heads, channels = x.shape[2:]
-    tokens = x.flatten(0, 1)
-    tokens = tokens if tokens.stride()[1:] == (channels, 1) else tokens.contiguous()
-    y, rows, half = x.new_empty(x.shape), len(tokens) * heads, channels // 2
-    wide = triton.next_power_of_2(half)
-    told = {"BACK": back, "ROWS": max(HELD // wide, 1), "HP": wide, "num_warps": 4}
-    with torch.cuda.device(x.get_device()):
-        kernel[(triton.cdiv(rows, told["ROWS"]),)](
-            tokens, cosine.contiguous(), sine.contiguous(), y, rows, heads, half, cosine.shape[0] * cosine.shape[1], tokens.stride(0), **told
-        )  # fmt: skip
+    y: Tensor = Rotary.apply(x, cosine, sine, back)  # type: ignore[no-untyped-call]
     return y
-
-
-@rotary.register_fake
-def _(x, cosine, sine, back):
-    return x.new_empty(x.shape)
-
-
-def _remember(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    _, cosine, sine, ctx.back = inputs
-    ctx.save_for_backward(cosine, sine)
-
-
-def _backward(ctx: Any, dy: Tensor) -> tuple[Tensor, None, None, None]:
-    # turning is its own inverse's transpose
-    return rotary(dy, *ctx.saved_tensors, not ctx.back), None, None, None
-
-
-rotary.register_autograd(_backward, setup_context=_remember)
 
 
 def takes(x: Tensor) -> bool:
     """Whether the kernel turns such heads on a GPU."""
-    return x.dtype in DOTS and x.numel() > 0
+    return readable(x)

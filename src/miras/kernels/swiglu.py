@@ -3,7 +3,7 @@
 N rows, C inner channels
 """
 
-# ruff: noqa: ANN001, ANN201, ANN202
+# ruff: noqa: ANN001, ANN201
 # mypy: disable-error-code="no-untyped-def,misc"
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .launch import DOTS
+from .around import blocks, once, readable
 
 ROWS, COLUMNS = 8, 256
 
@@ -53,53 +53,39 @@ def _grid(both: Tensor) -> tuple[int, int, tuple[int, int]]:
     """Rows, inner channels, and the programs that share them."""
     inner = both.shape[-1] // 2
     rows = both.numel() // (2 * inner)
-    return rows, inner, (triton.cdiv(rows, ROWS), triton.cdiv(inner, COLUMNS))
+    return rows, inner, (blocks(rows, ROWS), blocks(inner, COLUMNS))
 
 
-@torch.library.custom_op("miras::swiglu", mutates_args=())
+class SwiGLU(torch.autograd.Function):
+    """silu(g) * u, and the gradients of both, side by side."""
+
+    @staticmethod
+    def forward(ctx: Any, both: Tensor) -> Tensor:
+        ctx.save_for_backward(both)
+        both = both.contiguous()
+        rows, inner, grid = _grid(both)
+        y = both.new_empty(*both.shape[:-1], inner)
+        with torch.cuda.device(both.get_device()):
+            forward_kernel[grid](both, y, rows, inner, ROWS, COLUMNS, num_warps=4)
+        return y
+
+    @staticmethod
+    @once
+    def backward(ctx: Any, saved: tuple[Tensor, ...], dy: Tensor) -> tuple[Tensor | None, ...]:
+        both, dy = saved[0].contiguous(), dy.contiguous()
+        rows, inner, grid = _grid(both)
+        dboth = torch.empty_like(both)
+        with torch.cuda.device(both.get_device()):
+            backward_kernel[grid](both, dy, dboth, rows, inner, ROWS, COLUMNS, num_warps=4)
+        return (dboth,)
+
+
 def swiglu(both: Tensor) -> Tensor:
     """silu(g) * u ``[...,C]`` of g and u side by side, ``[...,2 C]``."""
-    both = both.contiguous()
-    rows, inner, grid = _grid(both)
-    y = both.new_empty(*both.shape[:-1], inner)
-    with torch.cuda.device(both.get_device()):
-        forward_kernel[grid](both, y, rows, inner, ROWS, COLUMNS, num_warps=4)
+    y: Tensor = SwiGLU.apply(both)  # type: ignore[no-untyped-call]
     return y
-
-
-@swiglu.register_fake
-def _(both):
-    return both.new_empty(*both.shape[:-1], both.shape[-1] // 2)
-
-
-@torch.library.custom_op("miras::swiglu_backward", mutates_args=())
-def swiglu_backward(both: Tensor, dy: Tensor) -> Tensor:
-    """The gradients of g and u, side by side."""
-    both, dy = both.contiguous(), dy.contiguous()
-    rows, inner, grid = _grid(both)
-    dboth = torch.empty_like(both)
-    with torch.cuda.device(both.get_device()):
-        backward_kernel[grid](both, dy, dboth, rows, inner, ROWS, COLUMNS, num_warps=4)
-    return dboth
-
-
-@swiglu_backward.register_fake
-def _(both, dy):
-    return both.new_empty(both.shape)
-
-
-def _remember(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    ctx.save_for_backward(*inputs)
-
-
-def _backward(ctx: Any, dy: Tensor) -> Tensor:
-    made: Tensor = swiglu_backward(*ctx.saved_tensors, dy)
-    return made
-
-
-swiglu.register_autograd(_backward, setup_context=_remember)
 
 
 def takes(both: Tensor) -> bool:
     """Whether the kernels read such projections on a GPU."""
-    return both.dtype in DOTS and both.numel() > 0
+    return readable(both)

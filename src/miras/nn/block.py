@@ -43,8 +43,7 @@ class SwiGLU(nn.Module):
 
             both = together(x, projections)
             if swiglu.takes(both):
-                inner: Tensor = swiglu.swiglu(both)
-                return inner
+                return swiglu.swiglu(both)
             gate, up = both.chunk(2, -1)
         else:
             gate, up = apart(x, projections)

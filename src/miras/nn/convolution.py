@@ -74,14 +74,13 @@ class Filtered(torch.autograd.Function):
         return to_x, to_window, torch.stack(taps, 1)
 
 
-def fuses(x: Tensor, width: int) -> bool:
+def fuses(x: Tensor, weight: Tensor) -> bool:
     """Whether one kernel runs the convolution over rows ``[B,T,C]``; elsewhere it is several passes of plain PyTorch."""
     if not takes_kernels(x):
         return False
-    from ..kernels.convolution import WIDEST
-    from ..kernels.launch import DOTS
+    from ..kernels import convolution
 
-    return x.dtype in DOTS and width <= WIDEST
+    return convolution.takes(x, weight)
 
 
 class ShortConvolution(nn.Module):
@@ -109,7 +108,7 @@ class ShortConvolution(nn.Module):
         before = window.to(x.dtype)
         time, reach = x.shape[1], self.width - 1
         after = x[:, time - reach :] if time >= reach else torch.cat([before[:, time:], x], 1)
-        if fuses(x, self.width):
+        if fuses(x, self.weight):
             from ..kernels.convolution import convolution
 
             return convolution(x, before, self.weight, silu), after

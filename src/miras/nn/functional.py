@@ -68,8 +68,7 @@ def turned(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
         from ..kernels import rotary
 
         if rotary.takes(x):
-            made: Tensor = rotary.rotary(x, cosine, sine, False)
-            return made
+            return rotary.rotary(x, cosine, sine, False)
     cosine, sine = (turn[:, :, None].to(x.dtype) for turn in (cosine, sine))
     one, two = x.chunk(2, -1)
     return torch.cat([one * cosine - two * sine, two * cosine + one * sine], -1)

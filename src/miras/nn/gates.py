@@ -56,9 +56,8 @@ def linked(x: Tensor, bias: Tensor, factor: float, curve: Curve, lean: bool = Fa
     if takes_kernels(x):
         from ..kernels import gate_link
 
-        if gate_link.takes(x):
-            value: Tensor = gate_link.gate_link(x.contiguous(), bias, factor, curve, lean)
-            return value
+        if gate_link.takes(x, bias):
+            return gate_link.gate_link(x.contiguous(), bias, factor, curve, lean)
     wide = torch.promote_types(x.dtype, torch.float32)
     value = CURVES[curve](x.to(wide) + bias.to(wide))
     value = value if factor == 1 else factor * value

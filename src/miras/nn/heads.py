@@ -60,18 +60,9 @@ def heads_of(joined: Tensor, parts: Sequence[Part]) -> list[Tensor]:
     if fuses(joined, parts):
         from ..kernels import heads
 
-        channels = [part.channels for part in parts]
-        if heads.takes(joined, channels):
-            norms = [part.eps for part in parts]
-            made: list[Tensor] = heads.as_heads(
-                joined,
-                [part.heads for part in parts],
-                channels,
-                [part.factor for part in parts],
-                [0.0 if eps is None else eps for eps in norms],
-                [eps is not None for eps in norms],
-            )
-            return made[: len(parts)]
+        given = tuple(part[:4] for part in parts)
+        if heads.takes(joined, given):
+            return list(heads.as_heads(joined, given))
     split = torch.split(joined, [part.width for part in parts], -1)
     return [treated(x, part) for x, part in zip(split, parts, strict=True)]
 

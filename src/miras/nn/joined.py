@@ -32,7 +32,7 @@ def untouched(module: nn.Module, kind: type[nn.Module]) -> bool:
         modules._global_backward_hooks,
         modules._global_backward_pre_hooks,
     )
-    plain = all(type(weight) in (nn.Parameter, Tensor) for weight in module.parameters(recurse=False))
+    plain = all(type(weight) in (nn.Parameter, Tensor) for weight in module._parameters.values() if weight is not None)
     return type(module) is kind and "forward" not in vars(module) and not any(hooked) and plain
 
 

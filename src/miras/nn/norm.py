@@ -31,8 +31,8 @@ def rms_norm(x: Tensor, gain: Tensor, eps: float) -> Tensor:
     if worth_fusing(x):
         from ..kernels import norm
 
-        if norm.takes(x):
-            return norm.rms_norm(x.contiguous(), gain, eps, to)  # type: ignore[no-any-return]
+        if norm.takes(x, gain):
+            return norm.rms_norm(x.contiguous(), gain, eps, to)
     with torch.autocast(x.device.type, enabled=False):
         return F.rms_norm(x, gain.shape, weight=gain.to(x.dtype), eps=eps).to(to)
 
@@ -68,11 +68,10 @@ class ResidualNorm(Gained):
         if worth_fusing(x):
             from ..kernels import residual
 
-            if residual.takes(x, branch):
+            if residual.takes(x, branch, self.weight):
                 added = x.dtype if branch is None else torch.promote_types(x.dtype, branch.dtype)
                 to = multiplied_in(x.device.type, added)
-                made: tuple[Tensor, Tensor] = residual.Residual.apply(x.contiguous(), branch, self.weight, self.eps, to)  # type: ignore[no-untyped-call]
-                return made
+                return residual.residual(x.contiguous(), branch, self.weight, self.eps, to)
         x = x if branch is None else x + branch
         return x, rms_norm(x, self.weight, self.eps)
 
@@ -82,8 +81,7 @@ def gated(y: Tensor, norm: RMSNorm | None, projected: Tensor | None, curve: str 
     if worth_fusing(y) and norm is not None and projected is not None and curve is not None and untouched(norm, RMSNorm):
         from ..kernels import gated_norm
 
-        if gated_norm.takes(y, projected):
-            made: Tensor = gated_norm.gated_norm(y, norm.weight, projected, norm.eps, curve)
-            return made
+        if gated_norm.takes(y, norm.weight, projected):
+            return gated_norm.gated_norm(y, norm.weight, projected, norm.eps, curve)
     y = (y if norm is None else norm(y)).flatten(2)
     return y if projected is None or curve is None else y * OUTPUT_GATES[curve](projected)
