@@ -36,6 +36,8 @@ class Options(NamedTuple):
     reads_resident: bool
     wide: int
     pairs: dict[str, Any]
+    normed: dict[str, Any]
+    parted: dict[str, Any]
     gates: dict[str, Any]
     led: dict[str, int]
     moved: dict[str, Any]
@@ -91,14 +93,23 @@ def _options(
     alpha = {"HAS_ALPHA": decays}
     fits = size == 64 and channels % 16 == 0 and channels <= 64 and hidden <= 256
     resident = hopper and not exact and fits
+    # tiles of 64 x 64 leave four warps too few registers; sixteen warps fit a multiprocessor, of one program or of two
+    tiled = size == 64 and wide == 64 and not exact
+    common = paired | alpha | momentum | led | fast
+    pairs = common | shape | {"num_warps": 8 if tiled else warps}
+    # a momentum's factors are sums over the channels, which one program then has
+    whole = {"num_warps": 16} if tiled else {"num_warps": warps}
+    apart = {"DB": 32, "num_warps": 8} if tiled and not moves else {"DB": wide} | whole
     return Options(
         anchored=anchored,
         scan_resident=resident,
         scan_backward_resident=resident,
         reads_resident=resident and not (anchored and moves),
         wide=wide,
-        pairs=shape | paired | alpha | momentum | led | fast | {"num_warps": warps},
-        gates=alpha | momentum | led | fast | {"C": size} | (FULL if moves else {"num_warps": 4}),
+        pairs=pairs,
+        normed=pairs | (FULL if tiled and not moves else {}),
+        parted=common | {"C": size} | apart,
+        gates=alpha | momentum | led | fast | {"C": size} | ((whole if tiled else FULL) if moves else {"num_warps": 4}),
         led=led,
         moved=momentum | linked | mapped,
         scan=blocks(128, 8) | fast | mapped | {"LB": 32},
