@@ -68,6 +68,6 @@ def direction(e: Tensor) -> Tensor:
 def threshold(fixed: float | None, gate: Tensor | None, like: Tensor) -> Tensor:
     """The bias's own fixed delta or, without one, the gate."""
     if fixed is not None:
-        return torch.as_tensor(fixed, dtype=like.dtype, device=like.device)
+        return like.new_full((), fixed)
     assert gate is not None
     return gate
