@@ -2,11 +2,11 @@
 
     python benchmarks/kernels.py --out benchmarks/results/kernels.json
 
-Medians by CUDA events, as launched from Python, and of a GPU that does not wait for launches; peak memory, achieved
-TFLOP/s and their share of a measured matrix product, ratios to fla's delta rule where fla is importable (its path may be given
-by PYTHONPATH); what each kernel takes, by torch's profiler; then time against length at a fixed number of tokens, and a plot of
-it. fla tunes itself for minutes, so it runs in a process of its own, which is given up after ``--patience`` seconds; so does
-titans-pytorch, once as it comes and once with weights that move every chunk, as ours do.
+Medians by CUDA events, as launched from Python, and of a GPU that does not wait for launches; peak memory, achieved TFLOP/s and
+their share of a measured matrix product, ratios to fla's delta rule where fla is importable (its path may be given by
+PYTHONPATH); what each kernel takes, by torch's profiler, and how fast it moves what it is given; then time against length at a
+fixed number of tokens, and a plot of it. fla tunes itself for minutes, so it runs in a process of its own, which is given up
+after ``--patience`` seconds; so does titans-pytorch, once as it comes and once with weights that move every chunk, as ours do.
 
 The arithmetic counted is what the chunk form needs, with nothing recomputed: 7 products of C x E x D, 2 of C x C x E and 2 of
 C x C x D a chunk and head forwards, twice that backwards.
@@ -52,6 +52,27 @@ def profiled(call: Callable[[], Tensor], leaves: list[Tensor]) -> dict[str, floa
     return dict(sorted(((name, own) for name, own in found.items() if own), key=lambda one: -one[1]))
 
 
+def carried(call: Callable[[], Tensor], leaves: list[Tensor]) -> dict[str, float]:
+    """Gigabytes of the tensors that each of our kernels is given in both passes: what it reads or writes at least."""
+    from triton.runtime.jit import JITFunction
+
+    found: dict[str, float] = {}
+    run = JITFunction.run
+
+    def counting(kernel: Any, *given: Any, **named: Any) -> Any:
+        tensors = {x.data_ptr(): x.numel() * x.element_size() for x in (*given, *named.values()) if isinstance(x, Tensor)}
+        found[kernel.__name__] = found.get(kernel.__name__, 0.0) + sum(tensors.values()) / 1e9
+        return run(kernel, *given, **named)
+
+    JITFunction.run = counting
+    try:
+        y = call()
+        torch.autograd.grad(y, leaves, torch.ones_like(y))
+    finally:
+        JITFunction.run = run
+    return found
+
+
 def flops(B: int, T: int, H: int, D: int) -> float:
     """What a forward pass of the chunk form needs."""
     C, E = CHUNK, 4 * D
@@ -84,7 +105,7 @@ def memory_case(spec: Spec, backend: str, sizes: Sizes, *, profile: bool = False
 
     row: dict[str, Any] = dict(measured(call, leaves))
     if profile:
-        row["kernels_ms"] = profiled(call, leaves)
+        row |= {"kernels_ms": profiled(call, leaves), "kernels_gb": carried(call, leaves)}
     needed = flops(*sizes)
     rates = {
         "forward_tflops": needed / row["forward_ms"] / 1e9,
@@ -104,6 +125,12 @@ def ceiling() -> float:
     """TFLOP/s of one large matrix product in bf16."""
     a, b = (torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16) for _ in range(2))
     return 2 * 8192**3 / gpu_ms(lambda: a @ b) / 1e9
+
+
+def bandwidth() -> float:
+    """TB/s of a large copy, read and written."""
+    a, b = (torch.empty(2**30, dtype=torch.int8, device="cuda") for _ in range(2))
+    return 2 * a.numel() / gpu_ms(lambda: b.copy_(a)) / 1e9
 
 
 def others(which: str, sizes: list[Sizes], patience: int) -> list[dict[str, Any]]:
@@ -154,6 +181,14 @@ def plot(results: dict[str, Any], path: Path) -> None:
     figure.savefig(path, dpi=150)
 
 
+def share(row: dict[str, Any], kernel: str) -> str:
+    """What a kernel takes, and how fast it moves what it is given."""
+    if kernel not in row["kernels_ms"]:
+        return ""
+    time = row["kernels_ms"][kernel]
+    return f"{time:.2f} ({row['kernels_gb'][kernel] / time:.1f})" if kernel in row["kernels_gb"] else f"{time:.2f}"
+
+
 def told(results: dict[str, Any]) -> None:
     """Tables."""
     kinds = {"launched": ("forward_ms", "forward_backward_ms"), "ahead": ("forward_ahead_ms", "forward_backward_ahead_ms")}
@@ -170,11 +205,12 @@ def told(results: dict[str, Any]) -> None:
         if "forward_tflops" in row:
             said.append(f"{row['forward_backward_tflops'] / results['ceiling_tflops']:.1%} of the ceiling")
         print(" ".join(said))
-    shares = {name: row["kernels_ms"] for name, row in results["rows"].items() if "kernels_ms" in row}
-    kernels = dict.fromkeys(kernel for own in shares.values() for kernel in own)
-    print("\n| ms | " + " | ".join(shares) + " |\n|---|" + "---|" * len(shares))
+    profiles = {name: row for name, row in results["rows"].items() if "kernels_ms" in row}
+    kernels = dict.fromkeys(kernel for row in profiles.values() for kernel in row["kernels_ms"])
+    print(f"\nms, and TB/s of what a kernel is given (a copy has {results['copy_tb_s']:.1f})")
+    print("| | " + " | ".join(profiles) + " |\n|---|" + "---|" * len(profiles))
     for kernel in kernels:
-        print(f"| {kernel} | " + " | ".join(f"{own[kernel]:.2f}" if kernel in own else "" for own in shares.values()) + " |")
+        print(f"| {kernel} | " + " | ".join(share(row, kernel) for row in profiles.values()) + " |")
     print()
     for name, row in results["growth"].items():
         print(
@@ -216,6 +252,7 @@ def main() -> int:
     }
     results = {
         "provenance": provenance(), "gpu": torch.cuda.get_device_name(), "sizes": sizes, "ceiling_tflops": ceiling(),
+        "copy_tb_s": bandwidth(),
         "rows": rows, "growth": growth, "B=8, T=16384": long,
     }  # fmt: skip
     options.out.parent.mkdir(parents=True, exist_ok=True)
