@@ -199,7 +199,7 @@ def told(results: dict[str, Any]) -> None:
             continue
         said = [f"{name:30s}"]
         for kind, keys in kinds.items():
-            said += [f"{kind}", *(f"{row[key]:7.2f}" for key in keys), "ms"]
+            said += [kind, *(f"{row[key]:7.2f}" for key in keys), "ms"]
             said += [] if "missing" in base else [*(f"{row[key] / base[key]:6.2f}" for key in keys), "x fla"]
         said.append(f"{row['peak_gib']:6.2f} GiB")
         if "forward_tflops" in row:

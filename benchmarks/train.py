@@ -95,7 +95,7 @@ def main() -> None:
     parser.add_argument("--micro-batch", type=int, default=8)
     parser.add_argument("--steps", type=int, default=10)
     parser.add_argument("--compile", action="store_true")
-    parser.add_argument("--graph", action="store_true", help="record a step and replay it (engine.graph)")
+    parser.add_argument("--graph", action="store_true", help="record forward and backward pass and replay them (engine.graph)")
     parser.add_argument("--checkpointing", action="store_true")
     parser.add_argument("--peak", type=float, help="the device's operations a second; known for H100, H200, A100")
     parser.add_argument("--out", type=Path, required=True)

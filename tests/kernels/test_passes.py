@@ -6,6 +6,7 @@ pytest.importorskip("triton")
 
 import torch
 from torch._subclasses import FakeTensorMode
+from torch.autograd import forward_ad
 from torch.testing._internal.two_tensor import TwoTensor
 from torch.utils.checkpoint import checkpoint
 
@@ -124,6 +125,16 @@ def test_a_second_derivative_is_refused(name):
     first = torch.autograd.grad(made, leaves, outer_of(made), create_graph=True)
     with pytest.raises(RuntimeError, match="no derivative of its own"):
         torch.autograd.grad(first[0].sum(), leaves)
+
+
+@pytest.mark.parametrize("name", PASSES)
+@pytest.mark.parametrize("mode", [torch.enable_grad, torch.no_grad])
+# torch's own, when it makes its first dual number
+@pytest.mark.filterwarnings("ignore:`torch.jit.script:DeprecationWarning")
+def test_a_derivative_forwards_is_refused(name, mode):
+    """Without gradients too, where a value alone would lose its tangent without a word."""
+    with mode(), forward_ad.dual_level(), pytest.raises(NotImplementedError, match="forward mode"):
+        PASSES[name][0](*(forward_ad.make_dual(x.detach(), torch.ones_like(x)) for x in given(name)))
 
 
 def test_turning_is_linear_and_differentiated_as_often_as_asked():

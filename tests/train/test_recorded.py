@@ -1,7 +1,11 @@
 """Work that is recorded: what is asked of it, and the same training as without."""
 
+import shutil
+from types import SimpleNamespace
+
 import pytest
 import torch
+from accelerate.utils import DistributedType
 
 from miras.train import passes
 from miras.train.config import EngineConfig
@@ -64,14 +68,55 @@ def test_gradients_that_overflowed_are_gone_in_the_next_step(shared, on_the_cpu,
     assert "skipped" in lines[passes.WARM] and all("skipped" not in line for line in lines[passes.WARM + 1 :])
 
 
-def test_what_cannot_be_recorded_is_refused(shared, capsys):
-    def said(*more):
-        assert shared.here("refused", "--engine.graph", "true", *more) == 2
-        return capsys.readouterr().err.strip().splitlines()[-1]
+def test_a_run_goes_on_with_or_without_a_graph(shared, on_the_cpu):
+    """Recorded, taken back to step 3, and launched from there: the engine is no part of what a run is."""
+    assert shared.here("begun", *STEPS, "--save.every", "3", "--save.keep", "3", "--engine.graph", "true") == 0
+    before = losses(shared, "begun")
+    for place in shared.checkpoints("begun")[1:]:
+        shutil.rmtree(place)
+    assert shared.here("begun", "--resume", "--engine.graph", "false") == 0
+    assert losses(shared, "begun") == before and StandIn.made == 1
 
-    assert said() == "miras: engine.graph records a GPU's work, and there is none: leave --engine.graph away"
+
+def test_without_a_gpu_one_line_says_so(shared, capsys):
+    assert shared.here("refused", "--engine.graph", "true") == 2
+    said = capsys.readouterr().err.strip().splitlines()[-1]
+    assert said == "miras: engine.graph records the work of a GPU with CUDA, and this runs on cpu: give --engine.graph false"
+
+
+@pytest.mark.parametrize(
+    ("kind", "isolate", "said"),
+    [("MULTI_GPU", False, "not for 2 of MULTI_GPU"), ("FSDP", False, "of FSDP"), ("NO", True, "data.isolate differ")],
+)
+def test_what_cannot_be_recorded_is_refused(kind, isolate, said):
+    accelerator = SimpleNamespace(distributed_type=DistributedType(kind))
+    on_a_gpu = {"device": torch.device("cuda"), "processes": 2, "accelerator": accelerator}
+    with pytest.raises(ValueError, match=said):
+        passes.check_recording(SimpleNamespace(config=EngineConfig(graph=True), **on_a_gpu), isolate)
+    passes.check_recording(SimpleNamespace(config=EngineConfig(), **on_a_gpu), isolate)
+
+
+def test_checkpointing_is_refused():
     with pytest.raises(ValueError, match="cannot record"):
         EngineConfig(graph=True, checkpointing=True)
+
+
+@pytest.mark.parametrize(
+    ("error", "told", "said"),
+    [
+        (RuntimeError("operation not permitted\nCompile with"), ValueError, r"recorded \(operation not permitted\): give"),
+        (torch.OutOfMemoryError("no room"), torch.OutOfMemoryError, "no room"),
+    ],
+)
+def test_a_recording_that_fails_says_why(monkeypatch, error, told, said):
+    """In one line; but for want of memory, for which an experiment takes smaller micro-batches."""
+
+    def failing(*given):
+        raise error
+
+    monkeypatch.setattr(passes, "Recorded", failing)
+    with pytest.raises(told, match=said):
+        passes.recording(lambda: None)
 
 
 @pytest.mark.gpu

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 import triton
 from torch import Tensor
+from torch.autograd import forward_ad
 from torch.nn.parameter import Parameter
 
 from .launch import DOTS
@@ -50,6 +51,11 @@ def once(backward: Callable[..., tuple[Tensor | None, ...]]) -> Callable[..., An
         return Refused.apply(backward.__qualname__, len(made), *made, *saved, *outer)  # type: ignore[no-untyped-call]
 
     return wrapped
+
+
+def watched() -> bool:
+    """Whether anything that runs may be differentiated, backwards or, which ``no_grad`` does not switch off, forwards."""
+    return torch.is_grad_enabled() or forward_ad._current_level >= 0
 
 
 def blocks(numbers: int, size: int) -> int:

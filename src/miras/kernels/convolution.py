@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .around import added, blocks, once, readable
+from .around import added, blocks, once, readable, watched
 from .convolution_kernels import backward, forward
 
 # a longer filter does not fit a program's registers
@@ -79,7 +79,7 @@ def convolution(x: Tensor, window: Tensor, weight: Tensor, silu: bool) -> Tensor
     x ``[B,T,C]``, window ``[B,W-1,C]``, weight ``[C,W]``, its last tap for the token itself; y is of x's dtype.
     """
     # a token that is decoded comes through here too, and waits for every call
-    if not torch.is_grad_enabled():
+    if not watched():
         return _convolved(x, window, weight, silu)
     y: Tensor = Convolution.apply(x, window, weight, silu)  # type: ignore[no-untyped-call]
     return y

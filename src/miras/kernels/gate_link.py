@@ -18,7 +18,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .around import added, blocks, once, readable
+from .around import added, blocks, once, readable, watched
 
 CURVES = ("sigmoid", "softplus", "log_sigmoid")
 ROWS, COLUMNS = 32, 128
@@ -126,7 +126,7 @@ class GateLink(torch.autograd.Function):
 def gate_link(x: Tensor, bias: Tensor, factor: float, curve: str, lean: bool) -> Tensor:
     """factor * f(x + b); x ``[...,C]`` contiguous, bias ``[C]``."""
     # a token that is decoded comes through here too, and waits for every call
-    if not torch.is_grad_enabled():
+    if not watched():
         return _value(x, bias, factor, curve, lean)
     value: Tensor = GateLink.apply(x, bias, factor, curve, lean)  # type: ignore[no-untyped-call]
     return value

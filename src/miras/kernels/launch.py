@@ -28,7 +28,10 @@ DOTS = {torch.bfloat16: tl.bfloat16, torch.float16: tl.float16, torch.float32: t
 
 
 class Options(NamedTuple):
-    """The compile-time arguments and launch settings of each kind of kernel."""
+    """The compile-time arguments and launch settings of each kind of kernel.
+
+    ``pairs`` of those between a chunk's tokens, ``normed`` where these hold a norm, ``parted`` where they take blocks of channels.
+    """
 
     anchored: bool
     scan_resident: bool

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
+from accelerate.utils import DistributedType
 from torch import Tensor, nn
 
 from ..types import require
@@ -16,7 +17,7 @@ from .recorded import Recorded
 
 # passes that compile and tune kernels before one is recorded
 WARM = 3
-ADVICE = "leave --engine.graph away"
+ADVICE = "give --engine.graph false"
 
 
 class Passes:
@@ -59,6 +60,9 @@ def recording(work: Callable[..., Tensor], *given: Tensor) -> Recorded[Tensor]:
     """The work as a CUDA graph, or one line on why there is none."""
     try:
         return Recorded(work, *given)
+    except torch.OutOfMemoryError:
+        # smaller micro-batches may be recorded, and who can take those waits for this error
+        raise
     except RuntimeError as error:
         why = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise ValueError(f"engine.graph: this model's work cannot be recorded ({why}): {ADVICE}") from error
@@ -66,7 +70,10 @@ def recording(work: Callable[..., Tensor], *given: Tensor) -> Recorded[Tensor]:
 
 def check_recording(engine: Engine, isolate: bool) -> None:
     """Refuse what cannot be recorded."""
-    config = engine.config
-    require(not config.graph or engine.device.type == "cuda", f"engine.graph records a GPU's work, and there is none: {ADVICE}")
-    require(not config.graph or engine.processes == 1, f"engine.graph is for one process, not {engine.processes}: {ADVICE}")
-    require(not config.graph or not isolate, f"engine.graph: steps with data.isolate differ in their documents: {ADVICE}")
+    if not engine.config.graph:
+        return
+    device, kind = engine.device.type, engine.accelerator.distributed_type
+    require(device == "cuda", f"engine.graph records the work of a GPU with CUDA, and this runs on {device}: {ADVICE}")
+    alone = kind == DistributedType.NO
+    require(alone, f"engine.graph is for one process without torchrun, not for {engine.processes} of {kind.value}: {ADVICE}")
+    require(not isolate, f"engine.graph: steps with data.isolate differ in their documents: {ADVICE}")

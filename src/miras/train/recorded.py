@@ -24,6 +24,8 @@ class Recorded(Generic[ResultT]):
     def replay(self, *given: Tensor) -> ResultT:
         """The work on other tensors of the same sizes; what it gives holds until the next one."""
         for held, new in zip(self.held, given, strict=True):
+            # a copy would repeat a lone row in silence
+            assert held.shape == new.shape, (held.shape, new.shape)
             held.copy_(new)
         self.graph.replay()
         return self.results
