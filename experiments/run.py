@@ -105,11 +105,13 @@ def check(given: argparse.Namespace) -> None:
     from miras.lab.plan_file import load
 
     try:
-        names = [run.name for run in load(HERE / given.name, tiny=given.tiny).runs]
+        plan = load(HERE / given.name, tiny=given.tiny)
     except ValueError as error:
         raise SystemExit(f"run.py: {error}") from None
-    if not any(name.startswith(given.only) for name in names):
+    if not any(run.name.startswith(given.only) for run in plan.runs):
         raise SystemExit(f"run.py: no run of {given.name} begins with {given.only!r}: --list names them")
+    if not (given.data / plan.data).is_dir():
+        raise SystemExit(f"run.py: there is no {given.data / plan.data}: python experiments/prepare.py {plan.data} makes it")
 
 
 def main() -> None:

@@ -161,7 +161,13 @@ def test_every_model_of_every_plan_can_learn(name):
         assert all(grad.abs().max() > 0 for key, grad in gradients.items() if ".mixer." in key and "proj" in key), run.name
 
 
-def test_a_name_that_no_run_has_is_refused_before_anything_starts():
-    command = [sys.executable, str(ROOT / "run.py"), "enwik8", "--only", "nothing"]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 1 and done.stderr == "run.py: no run of enwik8 begins with 'nothing': --list names them\n"
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--only", "nothing"], "no run of enwik8 begins with 'nothing': --list names them"),
+        (["--data", "nowhere"], "there is no nowhere/enwik8: python experiments/prepare.py enwik8 makes it"),
+    ],
+)
+def test_what_no_worker_could_do_is_refused_before_anything_starts(options, said):
+    done = subprocess.run([sys.executable, str(ROOT / "run.py"), "enwik8", *options], capture_output=True, text=True)
+    assert done.returncode == 1 and done.stderr == f"run.py: {said}\n"
