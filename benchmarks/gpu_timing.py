@@ -13,29 +13,31 @@ from torch import Tensor
 FLUSHED = 2**28
 # cycles a second that a GPU sleeps by, at least; and the longest head start
 CLOCK, HEAD_START = 2e9, 0.05
+# seconds that the repeats of one measurement take, about, and how many there are at most
+PATIENCE, MOST = 0.25, 25
 
 
-def launching(work: Callable[[], object], repeats: int = 5) -> float:
-    """Seconds until the processor has launched the work."""
-    found = []
-    for _ in range(repeats):
-        torch.cuda.synchronize()
-        began = time.perf_counter()
-        work()
-        found.append(time.perf_counter() - began)
+def spent(work: Callable[[], object]) -> tuple[float, float]:
+    """Seconds until the processor has launched the work, and until the GPU has done it."""
     torch.cuda.synchronize()
-    return statistics.median(found)
+    began = time.perf_counter()
+    work()
+    launched = time.perf_counter() - began
+    torch.cuda.synchronize()
+    return launched, time.perf_counter() - began
 
 
-def gpu_ms(work: Callable[[], object], *, ahead: bool = False, repeats: int = 25) -> float:
-    """Median milliseconds by CUDA events, as launched from Python.
+def gpu_ms(work: Callable[[], object], *, ahead: bool = False) -> float:
+    """Median milliseconds by CUDA events, as launched from Python; 3 repeats of slow work, more of quick work.
 
     With ``ahead`` the GPU sleeps before each repeat for as long as the launches take, up to a limit, so that it works without
     waiting for them, as it does where they are recorded; work of a thousand launches waits all the same.
     """
     cache = torch.empty(FLUSHED, dtype=torch.int8, device="cuda")
     work()
-    pause = int(min(1.5 * launching(work), HEAD_START) * CLOCK) if ahead else 0
+    launched, done = spent(work)
+    repeats = max(3, min(MOST, int(PATIENCE / done)))
+    pause = int(min(1.5 * launched, HEAD_START) * CLOCK) if ahead else 0
     spans = []
     for _ in range(repeats):
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
