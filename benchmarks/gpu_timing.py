@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import statistics
 import time
 from collections.abc import Callable
@@ -52,13 +53,15 @@ def gpu_ms(work: Callable[[], object], *, ahead: bool = False) -> float:
     return statistics.median(begin.elapsed_time(end) for begin, end in spans)
 
 
+def both_passes(call: Callable[[], Tensor], leaves: list[Tensor]) -> None:
+    """Forwards, and backwards from ones."""
+    y = call()
+    torch.autograd.grad(y, leaves, torch.ones_like(y))
+
+
 def measured(call: Callable[[], Tensor], leaves: list[Tensor]) -> dict[str, float]:
     """Milliseconds of the forward pass alone and with the backward pass, launched from Python and ahead; peak memory in GiB."""
-
-    def both() -> None:
-        y = call()
-        torch.autograd.grad(y, leaves, torch.ones_like(y))
-
+    both = functools.partial(both_passes, call, leaves)
     both()
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()

@@ -28,14 +28,15 @@ def begin(spec: Spec, weights: Weights | None, rows: int, heads: int, keys: int,
         return CacheState(like.new_zeros(rows, 0, heads, keys), like.new_zeros(rows, 0, heads, values), lengths)
     shapes = [(rows, heads, *shape) for shape in spec.memory.shapes(keys, values)]
     given = [like.new_zeros(shape) for shape in shapes] if weights is None else list(weights)
-    initial = [weight.expand(shape) for weight, shape in zip(given, shapes, strict=True)]
     if isinstance(spec.algorithm, Newton):
-        return NewtonState(initial[0], like.new_zeros(rows, heads, keys, keys), torch.zeros_like(initial[0]), initial[0])
+        initial = given[0].expand(shapes[0])
+        return NewtonState(initial, like.new_zeros(rows, heads, keys, keys), torch.zeros_like(initial), initial)
     assert isinstance(spec.algorithm, Descent)
-    # rows that share their initial weights are started once
-    own = [weight[None] if weight.dim() < len(shape) else weight for weight, shape in zip(given, shapes, strict=True)]
-    started = [spec.retention.start(weight) for weight in own]
-    held = [Held(*(part.expand(shape) for part in start)) for start, shape in zip(started, shapes, strict=True)]
+    held = []
+    for weight, shape in zip(given, shapes, strict=True):
+        # rows that share their initial weights are started once
+        started = spec.retention.start(weight if weight.dim() == len(shape) else weight[None])
+        held.append(Held(*(part.expand(shape) for part in started)))
     anchor = tuple(h.accumulated for h in held) if spec.retention.anchored else ()
     momentum = tuple(torch.zeros_like(h.weight) for h in held) if spec.algorithm.remembers else ()
     return state_of(held, anchor, momentum)

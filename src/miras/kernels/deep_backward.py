@@ -109,7 +109,7 @@ class Pass:
             )  # fmt: skip
         # what arrives at the writes takes the place of what no kernel reads any more
         self.dq, self.dwrite = torch.empty_like(q), self.late_do
-        finish_backward[(triton.cdiv(self.sizes[1], say.parted["DB"]) * self.grid[0],)](
+        finish_backward[self.blocks(say.parted)](
             q, k, eta, saved.total, saved.sizes, self.outer.y, dscores2, dread, dq_anchor, self.dq, self.dwrite, self.dlog,
             kappa, sigma, own.dq_speed, own.dkappa, own.dsigma, *places, *self.sizes[:2], *self.steps, *self.decays,
             ANCHORED=say.anchored, **say.parted,
@@ -193,13 +193,11 @@ class Pass:
             k, v, delta, saved.o, self.weights.gain, self.weights.shift, self.du1, dv, ddelta, self.dgain[1], self.dshift[1],
             *places, *self.sizes[:2], *self.thresholds, C=self.size, DP=say.wide, **self.slopes(), **FULL,
         )  # fmt: skip
-        # a momentum's factors are sums over the channels, which one program then has
-        block = say.wide if self.moves else min(say.wide, 32)
-        gate_backward[(triton.cdiv(self.sizes[1], block) * self.grid[0],)](
+        gate_backward[self.blocks(say.gates)](
             k, eta, saved.total, saved.u1, dv, self.dwrite, self.dx, self.dy1, self.dy2, self.dend, self.dwhole, self.dlog, dk, deta, dlog,
             self.factors.kappa, self.factors.grown, own.dslow1, own.dslow2, own.dcarried, own.dkappa, own.dsigma, own.dgrown,
             *places, *self.sizes[:2], *self.steps, *self.decays,
-            DB=block, **say.gates,
+            **say.gates,
         )  # fmt: skip
         if self.dlead is not None:
             joined((dk, dv, deta, dlog, ddelta), self.dlead, self.rows, self.size)
@@ -217,6 +215,10 @@ class Pass:
             C=self.size, DP=self.say.wide, EB=32, num_warps=4,
         )  # fmt: skip
         return da1, da2
+
+    def blocks(self, told: dict[str, Any]) -> tuple[int]:
+        """A program for each block of channels of each chunk and head."""
+        return (triton.cdiv(self.sizes[1], told["DB"]) * self.grid[0],)
 
     def slopes(self) -> dict[str, Any]:
         """The bias's device functions."""

@@ -90,10 +90,15 @@ def backward_kernel(
     tl.store(dbias_ptr + block * C + column, tl.sum(dx, 0), mask=column < C)
 
 
+def _grid(x: Tensor) -> tuple[int, int, tuple[int, int]]:
+    """Rows, channels, and the programs that share them."""
+    rows, channels = x.numel() // x.shape[-1], x.shape[-1]
+    return rows, channels, (blocks(rows, ROWS), blocks(channels, COLUMNS))
+
+
 def _value(x: Tensor, bias: Tensor, factor: float, curve: str, lean: bool) -> Tensor:
     value = torch.empty_like(x, dtype=x.dtype if lean else torch.float32)
-    rows, channels = x.numel() // x.shape[-1], x.shape[-1]
-    grid = (blocks(rows, ROWS), blocks(channels, COLUMNS))
+    rows, channels, grid = _grid(x)
     with torch.cuda.device(x.get_device()):
         forward_kernel[grid](x, bias, value, rows, channels, factor, CURVES.index(curve), ROWS, COLUMNS, num_warps=4)
     return value
@@ -112,8 +117,7 @@ class GateLink(torch.autograd.Function):
     @once
     def backward(ctx: Any, saved: tuple[Tensor, ...], dvalue: Tensor) -> tuple[Tensor | None, ...]:
         x, bias = saved
-        rows, channels = x.numel() // x.shape[-1], x.shape[-1]
-        grid = (blocks(rows, ROWS), blocks(channels, COLUMNS))
+        rows, channels, grid = _grid(x)
         dx, shares = torch.empty_like(x), x.new_empty(grid[0], channels, dtype=torch.float32)
         with torch.cuda.device(x.get_device()):
             backward_kernel[grid](

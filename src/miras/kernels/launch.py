@@ -100,9 +100,13 @@ def _options(
     tiled = size == 64 and wide == 64 and not exact
     common = paired | alpha | momentum | led | fast
     pairs = common | shape | {"num_warps": 8 if tiled else warps}
-    # a momentum's factors are sums over the channels, which one program then has
-    whole = {"num_warps": 16} if tiled else {"num_warps": warps}
-    apart = {"DB": 32, "num_warps": 8} if tiled and not moves else {"DB": wide} | whole
+    if moves:
+        # a momentum's factors are sums over the channels, which one program then has
+        parted = {"DB": wide, "num_warps": 16 if tiled else warps}
+        gated = {"DB": wide} | ({"num_warps": 16} if tiled else FULL)
+    else:
+        parted = {"DB": 32, "num_warps": 8} if tiled else {"DB": wide, "num_warps": warps}
+        gated = {"DB": min(wide, 32), "num_warps": 4}
     return Options(
         anchored=anchored,
         scan_resident=resident,
@@ -111,8 +115,8 @@ def _options(
         wide=wide,
         pairs=pairs,
         normed=pairs | (FULL if tiled and not moves else {}),
-        parted=common | {"C": size} | apart,
-        gates=alpha | momentum | led | fast | {"C": size} | ((whole if tiled else FULL) if moves else {"num_warps": 4}),
+        parted=common | {"C": size} | parted,
+        gates=alpha | momentum | led | fast | {"C": size} | gated,
         led=led,
         moved=momentum | linked | mapped,
         scan=blocks(128, 8) | fast | mapped | {"LB": 32},

@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from ..train.recorded import Recorded
+from ..train.recorded import Recorded, reason
 from ..train.schedule import rate_at
 from ..types import require
 from .contestant import Contestant
@@ -130,7 +130,7 @@ class Run:
             try:
                 self.recorded = Recorded(lambda *held: self.learn(type(batch)(*held)), *batch)
             except RuntimeError as error:
-                self.unrecorded = str(error).strip().splitlines()[0]
+                self.unrecorded = reason(error)
                 return self.learn(batch)
             return self.recorded.replay(*batch)
         return self.learn(batch)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from ..types import require
 from .engine import Engine
-from .recorded import Recorded
+from .recorded import Recorded, reason
 
 # passes that compile and tune kernels before one is recorded
 WARM = 3
@@ -64,8 +64,7 @@ def recording(work: Callable[..., Tensor], *given: Tensor) -> Recorded[Tensor]:
         # smaller micro-batches may be recorded, and who can take those waits for this error
         raise
     except RuntimeError as error:
-        why = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise ValueError(f"engine.graph: this model's work cannot be recorded ({why}): {ADVICE}") from error
+        raise ValueError(f"engine.graph: this model's work cannot be recorded ({reason(error)}): {ADVICE}") from error
 
 
 def check_recording(engine: Engine, isolate: bool) -> None:
