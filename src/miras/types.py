@@ -16,6 +16,8 @@ from torch import Tensor
 Width = Literal["scalar", "key", "value", "keys only", "ridge"]
 Weights = tuple[Tensor, ...]
 PartT = TypeVar("PartT", bound="Part")
+# the label of a token that a loss leaves out: torch's own
+IGNORED = -100
 
 
 class Rule(NamedTuple):

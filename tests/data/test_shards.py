@@ -11,8 +11,9 @@ import torch
 
 from miras.data import Batches, Bytes, prepare, source_of
 from miras.data import corpus as corpus_module
-from miras.data.sequences import IGNORED, batch_of, spread
+from miras.data.sequences import batch_of, spread
 from miras.data.shards import Tokens, broken, dtype_for
+from miras.types import IGNORED
 
 TEXTS = [f"document {i} " + "x" * (i % 7) for i in range(60)]
 

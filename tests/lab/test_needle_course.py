@@ -10,7 +10,8 @@ from miras.data import Tokens
 from miras.eval.needles import haystack_of
 from miras.hf import MirasConfig, MirasForCausalLM, byte_tokenizer
 from miras.lab import corpora
-from miras.lab.needle_course import IGNORED, Course, batches, course_of, needles, questions, reading_cost, taught, write
+from miras.lab.needle_course import Course, batches, course_of, needles, questions, reading_cost, taught, write
+from miras.types import IGNORED
 
 COURSE = Course(steps=6, rows=2, rate=2e-2, lengths=(600, 700), asked=(600, 900), depths=(0.0, 1.0), count=1)
 

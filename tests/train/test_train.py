@@ -16,10 +16,10 @@ import yaml
 from safetensors.torch import load_file
 
 from miras.cli import main
-from miras.data.sequences import IGNORED
 from miras.train import checkpoint, loop, safety
 from miras.train.config import SafetyConfig, TrainConfig
 from miras.train.job import bits_per_nat
+from miras.types import IGNORED
 
 STEPS = ["--optim.steps", "12", "--save.every", "4", "--log.eval_every", "6", "--log.every", "4"]
 

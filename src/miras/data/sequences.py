@@ -12,12 +12,9 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from ..types import require
+from ..types import IGNORED, require
 from .order import shuffled
 from .shards import Tokens
-
-# what a loss leaves out
-IGNORED = -100
 
 
 class Batch(NamedTuple):

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from ..types import require
+from ..types import IGNORED, require
 from .words import ADJECTIVES, NOUNS
 
 FILLER = "The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again."
@@ -28,8 +28,6 @@ ENDS = r"(?<=[.!?])\s|(?<=[.!?][\"'\u2019\u201d)])\s"
 CHARACTERS = 8_000_000
 # sentences looked at together
 AHEAD = 32
-# the label of a token that no loss is asked for
-IGNORED = -100
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,14 +12,14 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-IGNORE = -100
+from ..types import IGNORED
 
 
 def next_labels(labels: Tensor, starts: Tensor | None = None) -> Tensor:
     """The label of the next token, ``[B,T]``; none after a row's last token, nor across the start of a sequence."""
     if starts is not None:
-        labels = labels.masked_fill(starts, IGNORE)
-    return F.pad(labels[:, 1:], (0, 1), value=IGNORE)
+        labels = labels.masked_fill(starts, IGNORED)
+    return F.pad(labels[:, 1:], (0, 1), value=IGNORED)
 
 
 def chunked_cross_entropy(
@@ -33,7 +33,7 @@ def chunked_cross_entropy(
     def stretch(hidden: Tensor, labels: Tensor) -> Tensor:
         logits = head(hidden)
         logits = logits if logits.dtype == torch.float64 else logits.float()
-        return F.cross_entropy(logits, labels.to(logits.device), reduction="sum", ignore_index=IGNORE)
+        return F.cross_entropy(logits, labels.to(logits.device), reduction="sum", ignore_index=IGNORED)
 
     def kept(hidden: Tensor, labels: Tensor) -> Tensor:
         if not torch.is_grad_enabled():
@@ -45,5 +45,5 @@ def chunked_cross_entropy(
     parts = [kept(*pair) for pair in zip(torch.split(hidden, size), torch.split(labels, size), strict=True)]
     total = torch.stack(parts).sum()
     if items is None:
-        items = (labels != IGNORE).sum().clamp_min(1)
+        items = (labels != IGNORED).sum().clamp_min(1)
     return total / (items.to(total.device) if isinstance(items, Tensor) else items)

@@ -21,16 +21,13 @@ import torch
 from torch import Tensor
 
 from ..eval.likelihood import Request, encode_pairs, likelihoods
-from ..eval.needles import IGNORED, NEEDLE_TASKS, Haystack, asked_needles, training_needles, with_labels
+from ..eval.needles import NEEDLE_TASKS, Haystack, asked_needles, training_needles, with_labels
 from ..files import replacing
 from ..hf import MirasForCausalLM
 from ..train.metrics import Line
-from ..train.reading import autocast, precision
+from ..train.reading import TOGETHER, autocast, precision
 from ..train.schedule import rate_at
-from ..types import require
-
-# tokens in one call of the test
-TOGETHER = 131072
+from ..types import IGNORED, require
 
 
 @dataclass(frozen=True, kw_only=True)

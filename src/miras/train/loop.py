@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from ..data.sequences import IGNORED, Batch, Batches, batch_of, spread
-from ..types import require
+from ..data.sequences import Batch, Batches, batch_of, spread
+from ..types import IGNORED, require
 from . import checkpoint, noise, safety
 from .engine import Engine
 from .job import Job, Place, bits_per_nat

@@ -13,7 +13,8 @@ from typing import ClassVar, NamedTuple, TypeAlias, TypeVar
 import torch
 from torch import Tensor
 
-IGNORE = -100
+from ...types import IGNORED
+
 # seeds lie so far apart that no step of one is a step of another
 STRIDE = 1_000_003
 # steps from here on are never trained on
@@ -32,7 +33,7 @@ class Questions(NamedTuple):
 
     def labels(self) -> Tensor:
         """Labels ``[B,T]`` as a causal language model takes them: the answer at the place behind each question, else -100."""
-        return torch.full_like(self.ids, IGNORE).scatter(1, self.where + 1, self.answers)
+        return torch.full_like(self.ids, IGNORED).scatter(1, self.where + 1, self.answers)
 
 
 class Vectors(NamedTuple):
