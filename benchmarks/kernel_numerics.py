@@ -221,14 +221,20 @@ def cases() -> list[tuple[tuple[Any, ...], dict[str, Any]]]:
         fitting = {name: spec for name, spec in moved.items() if D <= 64 or name != "titans_lmm anchored"}
         found += [((name, spec, torch.bfloat16, D, size), {}) for name, spec in fitting.items()]
     found += [((f"lean gates {name}", spec, torch.bfloat16, 64, 64), {"lean": True}) for name, spec in named.items()]
-    ends = {"alpha 1e-6 to 1e-2": {"decay": 9.2}, "alpha 1": {"decay": 0.0}, "eta 0": {"step": 0.0}}
+    ends = {
+        "alpha 1e-6 to 1e-2": {"decay": 9.2},
+        "alpha 0.01": {"decay": 4.6},
+        "alpha 1": {"decay": 0.0},
+        "eta 0": {"step": 0.0},
+    }
     for dtype, (sizes, _) in PROVEN.items():
         size = sizes[-1]
         found += [((name, spec, dtype, 64, size), {}) for name, spec in named.items()]
         found.append((("scalar gates", presets.yaad(), dtype, 64, size), {"channelwise": False}))
         for name, spec in (("packed", squared()), ("packed anchored", squared(True))):
             found.append(((name, spec, dtype, 64, size), {"T": 300, "bounds": [0, 1, 65, 129, 300]}))
-        found += [((f"one chunk, {name}", squared(), dtype, 64, size), {"T": size} | changed) for name, changed in ends.items()]
+        for (name, changed), T in itertools.product(ends.items(), (size, size * 3 // 4, size * 5 // 8)):
+            found.append(((f"{T} tokens of a chunk, {name}", squared(), dtype, 64, size), {"T": T} | changed))
     return found + linear_cases(ends)
 
 
@@ -252,8 +258,8 @@ def linear_cases(ends: dict[str, dict[str, float]]) -> list[tuple[tuple[Any, ...
         for name, spec in named.items():
             found.append(((f"{name}, scalar gates", spec, dtype, 64, size), {"channelwise": False}))
             found.append(((f"{name}, packed", spec, dtype, 64, size), {"T": 300, "bounds": [0, 1, 65, 129, 300]}))
-        each = ((f"ttt_linear decayed, one chunk, {name}", {"T": size} | changed) for name, changed in ends.items())
-        found += [((name, decayed, dtype, 64, size), options) for name, options in each]
+        for (name, changed), T in itertools.product(ends.items(), (size, size * 5 // 8)):
+            found.append(((f"ttt_linear decayed, {T} tokens of a chunk, {name}", decayed, dtype, 64, size), {"T": T} | changed))
     return found
 
 

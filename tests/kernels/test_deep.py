@@ -82,9 +82,26 @@ def test_gates_may_have_the_tokens_dtype(name):
     same(results[0], results[1], 2e-3)
 
 
-def test_strong_decay_over_one_chunk():
-    """alpha about 1e-4 in every token: the pair ratios neither over- nor underflow."""
-    compared(presets.yaad(), B=1, T=16, H=1, K=16, decay=4.6, tolerance=1e-4)
+@pytest.mark.parametrize("anchor", [False, True])
+@pytest.mark.parametrize(("T", "size"), [(32, 32), (24, 32), (48, 64)])
+def test_strong_decay_over_one_chunk(T, size, anchor):
+    """alpha about 1e-2 in every token: ratios of pairs stay numbers, where half a block or a whole one is missing too."""
+    compared(presets.yaad(anchor=anchor), B=1, T=T, H=1, K=16, size=size, decay=4.3, tolerance=1e-4)
+
+
+def test_float16_has_digits_for_the_little_that_strong_decays_leave():
+    spec, results = replace(presets.titans_lmm(), algorithm=algorithm.GradientDescent()), []
+    q, k, v, gates, keywords = on_device(
+        on_device(draw(spec, B=1, T=16, H=1, K=16, eta=0.02, decay=4.6), torch.float16), torch.float64
+    )
+    gates = gates._replace(log_alpha=gates.log_alpha - 4.6)
+    for dtype, backend in ((torch.float64, "torch"), (torch.float16, "triton")):
+        tokens = [x.to(dtype) for x in (q, k, v)]
+        own, given = on_device((q, k, v, gates, keywords), torch.float32 if backend == "triton" else dtype)[3:]
+        y, _ = memorize(spec, *tokens, own, chunk_size=16, backend=backend, **given)
+        mark = torch.randn(y.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64).to(y)
+        results.append(torch.autograd.grad((y * mark).sum(), own.log_alpha)[0])
+    assert relative(results[1].double(), results[0]) < 1e-3
 
 
 @pytest.mark.parametrize("anchor", [False, True])

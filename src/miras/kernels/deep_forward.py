@@ -98,12 +98,12 @@ def empty_saved(
     """Room for what the backward pass needs.
 
     The read's norm inputs are float32 where small differences of large numbers matter: under an anchor, a momentum, or weights
-    that are all positive.
+    that are all positive. So they are for float16, which has too few digits for the little that a strong decay leaves.
     """
     rows, heads, hidden, channels = weights.w2.shape
     starts1, starts2 = (q.new_empty(chunks, heads, hidden, channels) for _ in range(2))
     scores1, scores2 = (q.new_empty(chunks, heads, size, size) for _ in range(2))
-    exact = weights.anchor1 is not None or moves or link.mass1 > 0
+    exact = weights.anchor1 is not None or moves or link.mass1 > 0 or q.dtype == torch.float16
     o_q = torch.empty_like(q, dtype=torch.float32 if exact else q.dtype)
     o_anchor = torch.empty_like(o_q) if weights.anchor1 is not None else o_q.new_empty(0)
     u1, o, late_q, late, late_k, late_u1 = (torch.empty_like(q) for _ in range(6))

@@ -61,10 +61,14 @@ def stretch(number, row_ptr, first_ptr, length_ptr, chunk_ptr, C: tl.constexpr):
 
 @triton.jit
 def past(ptr, number, row_ptr, first_ptr, length_ptr, chunk_ptr, token, head, d, stride_token, stride_head, stride_d, there, D, C: tl.constexpr):
-    """The decays from a chunk's start to each of its tokens, as logarithms [C,DP], and to its last one, [DP]."""
+    """The decays from a chunk's start to each of its tokens, as logarithms [C,DP], and to its last one, [DP].
+
+    A slot without a token has the last one's: a block's middle may be such a slot, and no exponent about it is large.
+    """
     first, count = stretch(number, row_ptr, first_ptr, length_ptr, chunk_ptr, C)
     at_last = tl.load(ptr + (first + count - 1) * stride_token + head * stride_head + d * stride_d, mask=d < D, other=0.0)
-    return rows(ptr, token, head, d, stride_token, stride_head, stride_d, there, D), at_last
+    total = rows(ptr, token, head, d, stride_token, stride_head, stride_d, there, D)
+    return tl.where(there[:, None], total, at_last[None, :]), at_last
 
 
 @triton.jit
