@@ -6,6 +6,7 @@ B batch, T time, H heads, K key channels, V value channels
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from importlib.util import find_spec
 from typing import Literal, NamedTuple
 
@@ -87,12 +88,21 @@ def memorize(
             start = checks.state_of(spec, state, shapes, like, form)
         call = Call(spec, q, key, v, shaped, gain, start)
         how = "torch" if form == "recurrent" else choose(call, size, backend, packed=cu_seqlens is not None)
+        if how == "fla" and torch.compiler.is_compiling():
+            return apart(
+                spec, q, k, v, gates, weights=weights, norm=norm, state=state, cu_seqlens=cu_seqlens, form=form,
+                chunk_size=chunk_size, backend=backend,
+            )  # fmt: skip
         if how == "torch":
             attends = form == "chunk" and isinstance(spec.algorithm, NonParametric)
             y, end = plain(call if attends else call.to(dtype), form, size, None if cu_seqlens is None else cu_seqlens.tolist())
         else:
             y, end = fused(call._replace(k=key.to(q.dtype)), how, size, cu_seqlens)
     return y.to(v.dtype), end
+
+
+# compilers do not see into fla's kernels, and some lose named tuples on the way to them: they leave such a call whole
+apart: Callable[..., tuple[Tensor, AnyState]] = torch.compiler.disable(memorize)  # type: ignore[no-untyped-call]
 
 
 class Call(NamedTuple):

@@ -13,7 +13,7 @@ from comparison import compared, continued, gradients, on_device, parts, read_as
 from devices import DEVICE, needs_gpu
 from inputs import cut_gates, draw, leaves, relative
 from miras import Spec, algorithm, bias, explain, memorize, memory, presets, retention
-from miras.kernels import biases, deep_backward, deep_op, launch
+from miras.kernels import biases, deep_op, launch
 from miras.memorize import kernels_refuse
 from miras.types import Gates, Rule, State
 
@@ -45,18 +45,6 @@ def test_values_and_every_gradient(name, channelwise):
 @pytest.mark.parametrize("channels", [24, 48])
 def test_channels_that_are_no_power_of_two(channels):
     compared(presets.yaad(), B=1, T=16, H=1, K=channels)
-
-
-@pytest.mark.parametrize(("name", "channels"), [("yaad anchored", 24), ("moneta", 24), ("memora", 32), ("ttt_mlp", 24)])
-def test_scores_go_backwards_by_blocks_of_the_channels(name, channels, monkeypatch):
-    """As for tiles of 64 x 64 on a GPU: a whole block, and one that is not full."""
-
-    def parted(*given):
-        found = launch.options(*given)
-        return found._replace(parted=found.parted | {"DB": 16})
-
-    monkeypatch.setattr(deep_backward, "options", parted)
-    compared(SPECS[name], B=1, T=16, H=2, K=channels)
 
 
 def test_larger_chunks():

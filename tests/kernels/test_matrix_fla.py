@@ -270,6 +270,23 @@ def test_a_total_erasure_is_a_number_to_fla(name, stand_in, monkeypatch):
     assert close([got, *tensors(state)], [want, *tensors(end)]) and given[0]["g"].isfinite().all()
 
 
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
+def test_a_compiled_function_goes_on_around_a_call(stand_in):
+    """A compiler leaves the call to fla whole, tokens made by it before and outputs used after."""
+    torch.compiler.reset()
+    spec, q, k, v, gates, _, _ = inputs("gated_deltanet", torch.float32, grad=True)
+
+    def call(q, k, v, eta, log_alpha):
+        y, state = memorize(spec, 2 * q, k, v, Gates(eta=eta, log_alpha=log_alpha), backend="fla")
+        return summed(y.sin(), state)
+
+    given, found = (q, k, v, gates.eta, gates.log_alpha), []
+    for run in (call, torch.compile(call, backend="aot_eager")):
+        total = run(*given)
+        found.append([total, *torch.autograd.grad(total, given)])
+    assert close(*found) and stand_in == ["chunk_gated_delta_rule"] * 2
+
+
 def test_a_call_of_no_tokens(stand_in):
     spec, q, k, v, gates, keywords, _ = inputs("deltanet", T=0)
     y, state = memorize(spec, q, k, v, gates, backend="fla", **keywords)

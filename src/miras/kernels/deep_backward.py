@@ -83,7 +83,7 @@ class Pass:
             eta, saved.total, saved.sizes, saved.u1, saved.scores1, saved.o_q, saved.o_anchor, self.outer.y, self.weights.gain,
             self.do, self.late_do, dscores1, self.dx, self.dlog, self.dgain[0], self.dshift[0],
             kappa, sigma, saved.o_speed, own.dkappa, own.dsigma, saved.norms, self.dscale, *places, *self.sizes[:2], *self.steps, *self.decays,
-            ANCHORED=say.anchored, LINK=self.link.q, **say.normed,
+            ANCHORED=say.anchored, LINK=self.link.q, **say.pairs,
         )  # fmt: skip
         tiles = (
             q, saved.late_q, k, eta, saved.u1, self.do, self.late_do, saved.scores2, dscores1, dscores2, saved.starts1, saved.starts2,
@@ -109,10 +109,10 @@ class Pass:
             )  # fmt: skip
         # what arrives at the writes takes the place of what no kernel reads any more
         self.dq, self.dwrite = torch.empty_like(q), self.late_do
-        finish_backward[self.blocks(say.parted)](
+        finish_backward[self.grid](
             q, k, eta, saved.total, saved.sizes, self.outer.y, dscores2, dread, dq_anchor, self.dq, self.dwrite, self.dlog,
             kappa, sigma, own.dq_speed, own.dkappa, own.dsigma, *places, *self.sizes[:2], *self.steps, *self.decays,
-            ANCHORED=say.anchored, **say.parted,
+            ANCHORED=say.anchored, **say.pairs,
         )  # fmt: skip
 
     def scan(self, ends: tuple[Tensor, Tensor]) -> None:

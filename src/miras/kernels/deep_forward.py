@@ -81,7 +81,7 @@ def forward(given: Given) -> tuple[Result, Saved]:
         )  # fmt: skip
     finish[grid](
         q, eta, saved.total, saved.sizes, saved.u1, saved.scores1, saved.o_q, saved.o_anchor, result.y, *norm, kappa, sigma, saved.o_speed, saved.norms,
-        *places, rows.row, heads, channels, *steps, *decays, ANCHORED=say.anchored, LINK=link.q, **say.normed,
+        *places, rows.row, heads, channels, *steps, *decays, ANCHORED=say.anchored, LINK=link.q, **say.pairs,
     )  # fmt: skip
     return result, saved
 

@@ -28,10 +28,7 @@ DOTS = {torch.bfloat16: tl.bfloat16, torch.float16: tl.float16, torch.float32: t
 
 
 class Options(NamedTuple):
-    """The compile-time arguments and launch settings of each kind of kernel.
-
-    ``pairs`` of those between a chunk's tokens, ``normed`` where these hold a norm, ``parted`` where they take blocks of channels.
-    """
+    """The compile-time arguments and launch settings of each kind of kernel; ``pairs`` are those between a chunk's tokens."""
 
     anchored: bool
     scan_resident: bool
@@ -39,8 +36,6 @@ class Options(NamedTuple):
     reads_resident: bool
     wide: int
     pairs: dict[str, Any]
-    normed: dict[str, Any]
-    parted: dict[str, Any]
     gates: dict[str, Any]
     led: dict[str, int]
     moved: dict[str, Any]
@@ -96,27 +91,18 @@ def _options(
     alpha = {"HAS_ALPHA": decays}
     fits = size == 64 and channels % 16 == 0 and channels <= 64 and hidden <= 256
     resident = hopper and not exact and fits
-    # tiles of 64 x 64 leave four warps too few registers; sixteen warps fit a multiprocessor, of one program or of two
-    tiled = size == 64 and wide == 64 and not exact
-    common = paired | alpha | momentum | led | fast
-    pairs = common | shape | {"num_warps": 8 if tiled else warps}
-    if moves:
-        # a momentum's factors are sums over the channels, which one program then has
-        parted = {"DB": wide, "num_warps": 16 if tiled else warps}
-        gated = {"DB": wide} | ({"num_warps": 16} if tiled else FULL)
-    else:
-        parted = {"DB": 32, "num_warps": 8} if tiled else {"DB": wide, "num_warps": warps}
-        gated = {"DB": min(wide, 32), "num_warps": 4}
+    common = alpha | momentum | led | fast
+    # a momentum's factors are sums over the channels, which one program then has
+    full = {"num_warps": 16} if size == 64 and wide == 64 and not exact else FULL
+    gated = {"DB": wide} | full if moves else {"DB": min(wide, 32), "num_warps": 4}
     return Options(
         anchored=anchored,
         scan_resident=resident,
         scan_backward_resident=resident,
         reads_resident=resident and not (anchored and moves),
         wide=wide,
-        pairs=pairs,
-        normed=pairs | (FULL if tiled and not moves else {}),
-        parted=common | {"C": size} | parted,
-        gates=alpha | momentum | led | fast | {"C": size} | gated,
+        pairs=shape | paired | common | {"num_warps": warps},
+        gates=common | {"C": size} | gated,
         led=led,
         moved=momentum | linked | mapped,
         scan=blocks(128, 8) | fast | mapped | {"LB": 32},

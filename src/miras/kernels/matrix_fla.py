@@ -18,6 +18,9 @@ from ..retention import L2, Keep
 from ..spec import Spec
 from ..types import Gates
 
+# asked once: a compiler cannot follow the search for a module
+FOUND = find_spec("fla") is not None and find_spec("triton") is not None
+
 
 class Operation(NamedTuple):
     """One of fla's operations: where it is, its twin that goes token by token, and what it asks for."""
@@ -146,7 +149,7 @@ def why_not(spec: Spec, call: Call) -> str | None:
     if isinstance(found, str):
         return found
     name = found.operation.name
-    if find_spec("fla") is None or find_spec("triton") is None:
+    if not FOUND:
         return "fla is not installed: pip install 'miras-torch[gpu]'"
     if no_device(device):
         return f"fla's kernels need an NVIDIA GPU, not {device.type}"

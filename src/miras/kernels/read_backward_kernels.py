@@ -246,18 +246,13 @@ def finish_backward(
     kappa_ptr, sigma_ptr, dq_speed_ptr, dkappa_ptr, dsigma_ptr,
     first_ptr, length_ptr, chunk_ptr, row_ptr, H: tl.constexpr, D: tl.constexpr,
     eta_token, eta_head, eta_d, alpha_token, alpha_head, alpha_d,
-    C: tl.constexpr, DB: tl.constexpr,
+    C: tl.constexpr, DP: tl.constexpr,
     HAS_ALPHA: tl.constexpr, ANCHORED: tl.constexpr, MOMENTUM: tl.constexpr, LED: tl.constexpr,
     DOT: tl.constexpr, PRECISION: tl.constexpr, FAST: tl.constexpr,
 ):
-    """The inner layer's scores backwards: dq whole, and what arrives at the writes eta_i k_i; ``dread`` is what arrives at b_t q_t.
-
-    A program has a block of the channels, with momentum all of them.
-    """
-    blocks: tl.constexpr = (D + DB - 1) // DB
-    number, head = chunk_and_head(H * blocks)
-    d, t = head % blocks * DB + tl.arange(0, DB), tl.arange(0, C)
-    head = head // blocks
+    """The inner layer's scores backwards: dq whole, and what arrives at the writes eta_i k_i; ``dread`` is what arrives at b_t q_t."""
+    number, head = chunk_and_head(H)
+    d, t = tl.arange(0, DP), tl.arange(0, C)
     _, token, there = place(number, row_ptr, first_ptr, length_ptr, chunk_ptr, t, C)
     there_d = there[:, None] & (d[None, :] < D)
     out = token[:, None] * H * D + head * D + d[None, :]
