@@ -249,7 +249,8 @@ def main() -> int:
         "flash attention": dict(attention_case((8, 16384, *sizes[2:]))),
     }
     results = {
-        "provenance": provenance(), "gpu": torch.cuda.get_device_name(), "sizes": sizes, "ceiling_tflops": ceiling(),
+        "provenance": provenance("triton", "fla-core", "titans-pytorch"),
+        "gpu": torch.cuda.get_device_name(), "sizes": sizes, "ceiling_tflops": ceiling(),
         "copy_tb_s": bandwidth(),
         "rows": rows, "growth": growth, "B=8, T=16384": long,
     }  # fmt: skip

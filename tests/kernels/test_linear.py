@@ -137,12 +137,8 @@ def test_what_the_kernels_cannot_run_is_refused_with_the_reason(spec, options, r
 
 
 def test_a_gpu_gets_what_was_compared_there(monkeypatch):
-    """Nothing yet: plain PyTorch, with the reason; what is claimed, once it is proven."""
+    """The kernels, where they were compared; elsewhere plain PyTorch, with the reason."""
     monkeypatch.setattr(proven, "INTERPRETED", False)
-    monkeypatch.setattr(linear_op, "PROVEN", {})
-    assert explain(presets.ttt_linear(), "cuda").backend == "torch"
-    assert "have not been compared on a GPU" in explain(presets.ttt_linear(), "cuda").reason
-    monkeypatch.setattr(linear_op, "PROVEN", linear_op.CLAIMED)
     assert explain(presets.ttt_linear(), "cuda").backend == "triton"
     refused = linear_op.why_not(presets.ttt_linear(), torch.device("cuda"), torch.float32, 64, 64)
     assert refused is not None and "proven for chunks of 16 tokens and 48, 64 channels a head, not for 64 and 64" in refused

@@ -21,14 +21,12 @@ from .linear_passes import Result, Saved, Weight, backward, empty_result, empty_
 from .proven import Proven, unproven
 from .states import decays_linearly, gain_and_shift, laid_out, opened
 
-# what benchmarks/kernel_numerics.py compares with float64 on a GPU, plain and anchored: chunk sizes and channels a head
-CLAIMED: Proven = {
+# what benchmarks/kernel_numerics.py has compared with float64 on a GPU, plain and anchored: chunk sizes and channels a head
+PROVEN: Proven = {
     torch.bfloat16: ((16, 32, 64), (48, 64, 96, 128)),
     torch.float16: ((16, 32, 64), (48, 64, 96, 128)),
     torch.float32: ((16,), (48, 64)),
 }
-# what of that it has found right: nothing yet, so a GPU keeps to plain PyTorch
-PROVEN: Proven = CLAIMED
 
 # q, k, v, eta, log_alpha, delta, then W', its anchor, gain and shift
 TOKENS, OWN, RESULTS = len(Tokens._fields), len(Tokens._fields) + len(Weight._fields), len(Result._fields)

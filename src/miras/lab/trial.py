@@ -226,13 +226,15 @@ def train(run: Run, deadline: float, rows: int, progress: Callable[[Check], None
     for step in range(trial.steps):
         if step == WARM:
             clock = run.wait()
-        if step == WARM + TIMED:
+        timed = step == WARM + TIMED
+        if timed:
             each = (run.wait() - clock) / TIMED
-        if step == WARM + TIMED or (each and step % trial.check == 0):
-            needed = each * (trial.steps - step + READING_STEPS)
+        if timed or (each and step % trial.check == 0):
+            # later with the checks, which on a busy machine take longer than the steps
+            pace = (run.wait() - clock) / (step - WARM)
             left = deadline - time.monotonic()
-            if needed > left:
-                raise OutOfTimeError(f"{trial.steps - step} steps of {each:.3f} s would take longer than the {left:.0f} s left")
+            if pace * (trial.steps - step + READING_STEPS) > left:
+                raise OutOfTimeError(f"{trial.steps - step} steps of {pace:.3f} s would take longer than the {left:.0f} s left")
         loss, norm = run.step(step)
         if (step + 1) % trial.check == 0 or step + 1 == trial.steps:
             checks.append(Check(step + 1, float(loss), float(norm), run.score(trial.task, rows, 0)))
