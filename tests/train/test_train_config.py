@@ -5,6 +5,7 @@ import pytest
 import yaml
 
 from miras.train.config import TrainConfig
+from miras.train.models import model_changes
 from miras.train.options import add_options, build, options_of, parse, to_dict
 
 
@@ -42,12 +43,20 @@ def test_values_of_every_type():
     assert mine.steps == -(-15_000_000_000 // (4 * 256))
 
 
+def test_a_choice_may_be_called_none():
+    """No gate on the output is one thing, the preset's own gate another."""
+    bare = config("--model.name", "yaad-tiny", "--model.output_gate", "none", "--model.convolution", "0").model
+    assert model_changes(bare) == {"output_gate": "none", "conv_kernel": 0}
+    assert model_changes(dataclasses.replace(bare, output_gate=None, convolution=None)) == {}
+
+
 WRONG = [
     (("--optim.lrr", "1"), r"no option --optim\.lrr, did you mean --optim\.lr\? \(miras train --help lists them\)"),
     (("--steps", "1"), r"no option --steps, did you mean --optim\.steps\?"),
     (("--optim.steps", "many"), r"--optim\.steps is an integer, got 'many'"),
     (("--optim.steps", "1.5"), r"--optim\.steps is an integer, got '1\.5'"),
     (("--optim.steps", "0"), r"optim\.steps must be > 0, got 0"),
+    (("--model.output_gate", "relu"), r"--model\.output_gate is one of silu, sigmoid, none or null, got 'relu'"),
     (("--engine.parallel", "zero"), r"--engine\.parallel is one of ddp, fsdp, got 'zero'"),
     (("--engine.compile", "perhaps"), r"--engine\.compile is true or false, got 'perhaps'"),
     (("--log.trackers", "paper"), r"log\.trackers: 'paper' is none of tensorboard, wandb, trackio"),

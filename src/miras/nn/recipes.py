@@ -93,6 +93,10 @@ def one_a_head(gate: GateRecipe) -> GateRecipe:
     return dataclasses.replace(gate, channelwise=False, rank=None)
 
 
+# with the convolution and gate of its paper's Mamba backbone; its rotary positions turn within a mini-batch alone, and over a
+# whole sequence they are in the way
+TTT = Recipe(gates=(one_a_head(STEP),), silu=False, output_gate="silu")
+
 RECIPES: dict[str, Recipe] = {
     "retnet": Recipe(convolution=None, silu=False, treatment="plain", scaled=True, rope=1e4, output_gate="silu"),
     "transformer": Recipe(convolution=None, silu=False, treatment="plain", rope=1e4, output_norm=False, output_gate=None),
@@ -127,9 +131,7 @@ RECIPES: dict[str, Recipe] = {
     ),
     "deltanet": Recipe(gates=(RATE,), scaled=True, output_gate=None),
     "longhorn": Recipe(gates=(dataclasses.replace(RATE, channelwise=True, rank=RANK),), scaled=True, output_gate="silu"),
-    "ttt_linear": Recipe(
-        gates=(one_a_head(STEP),), convolution=None, silu=False, treatment="unit length", rope=1e4, output_gate=None
-    ),
+    "ttt_linear": TTT,
     "gated_deltanet": Recipe(gates=(RATE, TIME_STEP), scaled=True, output_gate="silu"),
     "rwkv7": Recipe(
         gates=(
@@ -146,9 +148,7 @@ RECIPES: dict[str, Recipe] = {
         gates=(dataclasses.replace(RATE, start=1.0, limit=2.0), TIME_STEP), scaled=True, output_gate="silu"
     ),
     "mesa": Recipe(gates=(RATE, RIDGE, one_a_head(DECAY)), output_gate=None),
-    "ttt_mlp": Recipe(
-        gates=(one_a_head(STEP),), convolution=None, silu=False, treatment="unit length", rope=1e4, output_gate=None
-    ),
+    "ttt_mlp": TTT,
     "titans_lmm": Recipe(gates=(STEP, MOMENTUM, one_a_head(DEEP_DECAY))),
     # the gradient 3 e^2 of its l3 bias is about three times that of l2, so its step starts at a third
     "moneta": Recipe(gates=(dataclasses.replace(STEP, start=0.03), DEEP_DECAY)),

@@ -51,6 +51,8 @@ FIELDS = {
     "chunk_size": "chunk_size",
     "window": "sliding_window",
     "rope": "rope",
+    "convolution": "conv_kernel",
+    "output_gate": "output_gate",
     "value_norm": "value_norm",
     "step": "step_start",
     "start": "weight_start",

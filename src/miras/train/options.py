@@ -52,7 +52,8 @@ def add_options(parser: argparse.ArgumentParser, kind: type) -> None:
     groups = {name: parser.add_argument_group(name, (inner.__doc__ or "").splitlines()[0]) for name, inner in sections.items()}
     for name, (hint, default, help) in options_of(kind).items():
         bare: dict[str, Any] = {"nargs": "?", "const": "true"} if hint is bool else {}
-        said = f"{help} ({expected(hint)}; default: {shown(default)})".replace("%", "%%")
+        own = "null" if default is None and "or null" in expected(hint) else shown(default)
+        said = f"{help} ({expected(hint)}; default: {own})".replace("%", "%%")
         groups[name.partition(".")[0]].add_argument(
             f"--{name}", dest=name, default=argparse.SUPPRESS, metavar=name.rpartition(".")[2].upper(), help=said, **bare
         )
@@ -167,9 +168,11 @@ def called(maker: Callable[..., Made], assignments: Iterable[str], where: str, *
 def as_type(value: Any, hint: Any) -> Any:
     """A value as a type, or ValueError. Text is read as the command line writes it; YAML gives 3e-3 as text, too."""
     if get_origin(hint) in (Union, types.UnionType):
-        if value is None or value in ("none", "null"):
+        member = next(member for member in get_args(hint) if member is not types.NoneType)
+        # a choice may itself be called none
+        if value is None or (value in ("none", "null") and value not in get_args(member)):
             return None
-        return as_type(value, next(member for member in get_args(hint) if member is not types.NoneType))
+        return as_type(value, member)
     if get_origin(hint) is Literal:
         require(value in get_args(hint), "")
         return value
@@ -204,7 +207,8 @@ def expected(hint: Any) -> str:
     if get_origin(hint) is Literal:
         return f"one of {', '.join(get_args(hint))}"
     if get_origin(hint) in (Union, types.UnionType):
-        return " or ".join(expected(member) for member in get_args(hint))
+        said = " or ".join(expected(member) for member in get_args(hint))
+        return said.replace("none or none", "none or null")
     return "a comma list" if get_origin(hint) is tuple else WORDS[hint]
 
 
