@@ -38,13 +38,13 @@ class Start:
 
 # what differs shall be the memory: those whose recipe has no short convolution get one here
 CONVOLVED = Start(conv_kernel=4)
-# behind a sigmoid recall is learnt in half the steps that it takes behind a SiLU
-DEEP = Start(output_gate="sigmoid", value_norm=True, step_start=0.5, step_limit=2.0)
+DEEP = Start(value_norm=True, step_start=0.5, step_limit=2.0)
 STARTS: dict[str, Start] = {
     "transformer": CONVOLVED,
     "gla": CONVOLVED,
-    "ttt_linear": DEEP,
-    "ttt_mlp": DEEP,
+    # behind a sigmoid recall is learnt in half the steps that it takes behind a SiLU
+    "ttt_linear": dataclasses.replace(DEEP, output_gate="sigmoid"),
+    "ttt_mlp": dataclasses.replace(DEEP, output_gate="sigmoid"),
     "titans_lmm": DEEP,
     # the gradient of its l3 bias is about three times that of l2
     "moneta": dataclasses.replace(DEEP, step_start=0.15),

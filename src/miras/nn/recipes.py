@@ -38,8 +38,8 @@ class Recipe:
         value_norm: whether each head's value is scaled to unit RMS.
         start: standard deviation of a memory's learned initial weights (of their logits' spread, on a simplex).
         output_norm: whether each head's output is RMS-normalised.
-        output_gate: the function of the gate on the output, or None. A SiLU starts near zero with either sign: language is
-            learnt sooner behind it than behind a sigmoid, recall later (docs/layer.md).
+        output_gate: the function of the gate on the output, or None. A SiLU starts near zero with either sign, which holds
+            up the learning of recall (docs/layer.md); it is there where a paper has it.
         time_step: whether v is multiplied by the step that its decay was made of (Mamba).
         skip: whether v is added to the output, times a learned number a head (Mamba).
         bonus: whether a token's own pair is read once more, at a learned weight a channel (RWKV).
@@ -55,7 +55,7 @@ class Recipe:
     value_norm: bool = False
     start: float = 1.0
     output_norm: bool = True
-    output_gate: OutputGate | None = "silu"
+    output_gate: OutputGate | None = "sigmoid"
     time_step: bool = False
     skip: bool = False
     bonus: bool = False
@@ -95,10 +95,10 @@ def one_a_head(gate: GateRecipe) -> GateRecipe:
 
 # with the convolution and gate of its paper's Mamba backbone; its rotary positions turn within a mini-batch alone, and over a
 # whole sequence they are in the way
-TTT = Recipe(gates=(one_a_head(STEP),), silu=False)
+TTT = Recipe(gates=(one_a_head(STEP),), silu=False, output_gate="silu")
 
 RECIPES: dict[str, Recipe] = {
-    "retnet": Recipe(convolution=None, silu=False, treatment="plain", scaled=True, rope=1e4),
+    "retnet": Recipe(convolution=None, silu=False, treatment="plain", scaled=True, rope=1e4, output_gate="silu"),
     "transformer": Recipe(convolution=None, silu=False, treatment="plain", rope=1e4, output_norm=False, output_gate=None),
     "linear_attention": Recipe(convolution=None, silu=False, treatment="positive", scaled=True, output_gate=None),
     "dfw": Recipe(
@@ -112,17 +112,16 @@ RECIPES: dict[str, Recipe] = {
         scaled=True,
         output_gate=None,
     ),
-    "lightning_attention": Recipe(
-        gates=(GateRecipe(name="log_alpha", link="slopes"),), convolution=None, treatment="plain", output_gate="sigmoid"
-    ),
+    "lightning_attention": Recipe(gates=(GateRecipe(name="log_alpha", link="slopes"),), convolution=None, treatment="plain"),
     "gla": Recipe(
         gates=(GateRecipe(name="log_alpha", link="soft_decay", channelwise=True, rank=16, start=math.log(2) / 16, limit=16.0),),
         convolution=None,
         silu=False,
         treatment="plain",
         scaled=True,
+        output_gate="silu",
     ),
-    "mamba2": Recipe(gates=(TIME_STEP,), treatment="plain", time_step=True, skip=True),
+    "mamba2": Recipe(gates=(TIME_STEP,), treatment="plain", time_step=True, skip=True, output_gate="silu"),
     "hgrn2": Recipe(
         gates=(GateRecipe(name="log_alpha", link="soft_decay", channelwise=True, start=0.1),),
         convolution=None,
@@ -131,9 +130,9 @@ RECIPES: dict[str, Recipe] = {
         output_gate=None,
     ),
     "deltanet": Recipe(gates=(RATE,), scaled=True, output_gate=None),
-    "longhorn": Recipe(gates=(dataclasses.replace(RATE, channelwise=True, rank=RANK),), scaled=True),
+    "longhorn": Recipe(gates=(dataclasses.replace(RATE, channelwise=True, rank=RANK),), scaled=True, output_gate="silu"),
     "ttt_linear": TTT,
-    "gated_deltanet": Recipe(gates=(RATE, TIME_STEP), scaled=True),
+    "gated_deltanet": Recipe(gates=(RATE, TIME_STEP), scaled=True, output_gate="silu"),
     "rwkv7": Recipe(
         gates=(
             dataclasses.replace(RATE, channelwise=True, rank=RANK),
@@ -144,9 +143,10 @@ RECIPES: dict[str, Recipe] = {
         silu=False,
         treatment="plain",
         bonus=True,
-        output_gate="sigmoid",
     ),
-    "delta_product": Recipe(gates=(dataclasses.replace(RATE, start=1.0, limit=2.0), TIME_STEP), scaled=True),
+    "delta_product": Recipe(
+        gates=(dataclasses.replace(RATE, start=1.0, limit=2.0), TIME_STEP), scaled=True, output_gate="silu"
+    ),
     "mesa": Recipe(gates=(RATE, RIDGE, one_a_head(DECAY)), output_gate=None),
     "ttt_mlp": TTT,
     "titans_lmm": Recipe(gates=(STEP, MOMENTUM, one_a_head(DEEP_DECAY))),
