@@ -89,6 +89,8 @@ def memorize(
         call = Call(spec, q, key, v, shaped, gain, start)
         how = "torch" if form == "recurrent" else choose(call, size, backend, packed=cu_seqlens is not None)
         if how == "fla" and torch.compiler.is_compiling():
+            # compilers do not see into fla's kernels, and some lose named tuples on the way to them: they leave the call whole
+            apart: Callable[..., tuple[Tensor, AnyState]] = torch.compiler.disable(memorize)  # type: ignore[no-untyped-call]
             return apart(
                 spec, q, k, v, gates, weights=weights, norm=norm, state=state, cu_seqlens=cu_seqlens, form=form,
                 chunk_size=chunk_size, backend=backend,
@@ -99,10 +101,6 @@ def memorize(
         else:
             y, end = fused(call._replace(k=key.to(q.dtype)), how, size, cu_seqlens)
     return y.to(v.dtype), end
-
-
-# compilers do not see into fla's kernels, and some lose named tuples on the way to them: they leave such a call whole
-apart: Callable[..., tuple[Tensor, AnyState]] = torch.compiler.disable(memorize)  # type: ignore[no-untyped-call]
 
 
 class Call(NamedTuple):
