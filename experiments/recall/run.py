@@ -60,6 +60,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--precision", choices=["float32", "bf16"], help="if not given bf16 on a graphics card, else float32")
     parser.add_argument("--workers", type=int, default=1, help="processes at once (default 1, in this process)")
     parser.add_argument("--seconds", type=float, default=math.inf, help="the time there is")
+    parser.add_argument("--commit", help="the commit of the code, where it lies without its history")
     parser.add_argument("--list", action="store_true", help="print what would be done, and stop")
     given = parser.parse_args()
     if (given.plan is None) == (given.task is None or given.model is None):
@@ -116,6 +117,8 @@ class Call:
         self.name = device_name(self.device)
         self.precision: Precision = given.precision or ("bf16" if self.device.type == "cuda" else "float32")
         made = {"device": self.name, "workers": given.workers, **provenance("transformers", "triton", "fla-core")}
+        if given.commit:
+            made["commit"] = given.commit
         if given.plan is not None:  # without the folders of this machine; a plan from elsewhere is named, not placed
             ours = given.plan.resolve().parent == HERE / "plans"
             name = f"experiments/recall/plans/{given.plan.name}" if ours else given.plan.name
