@@ -274,8 +274,6 @@ def tried(case_of: tuple[tuple[Any, ...], dict[str, Any]]) -> dict[str, Any]:
     name, _, dtype, D, size = arguments
     torch.manual_seed(0)
     torch.set_num_threads(1)
-    # what is claimed is let run here, before it counts as proven
-    linear_op.PROVEN.update(linear_op.PROVEN)
     try:
         return case(*arguments, **options)
     except Exception as error:

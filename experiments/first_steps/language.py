@@ -16,6 +16,7 @@ from pathlib import Path
 import torch
 
 from miras.hf import MirasConfig, MirasForCausalLM
+from miras.train.schedule import rate_at
 
 B, T, WARM, LATE = 8, 512, 15, 40
 BYTES = 20_000_000
@@ -35,9 +36,8 @@ def train(model: MirasForCausalLM, text: torch.Tensor, steps: int, rate: float) 
     draw = torch.Generator().manual_seed(1)
     bits, began = [], time.perf_counter()
     for step in range(steps):
-        cosine = 0.1 + 0.45 * (1 + math.cos(math.pi * max(step - WARM, 0) / (steps - WARM)))
         for group in optimiser.param_groups:
-            group["lr"] = rate * min((step + 1) / WARM, cosine)
+            group["lr"] = rate_at(step, steps=steps, peak=rate, warmup=WARM / steps, final=0.1)
         starts = torch.randint(0, len(text) - T - 1, (B,), generator=draw)
         ids = torch.stack([text[start : start + T] for start in starts])
         loss = model(input_ids=ids, labels=ids).loss
@@ -62,13 +62,21 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--output-gate", choices=("silu", "sigmoid", "none"), help="the model's own when not given")
     parser.add_argument("--convolution", type=int, help="taps of the convolution, 0 for none; the model's own when not given")
-    parser.add_argument("--rope", choices=("true", "false"), help="rotary positions; the model's own when not given")
+    parser.add_argument(
+        "--rope", action=argparse.BooleanOptionalAction, help="rotary positions; the model's own when not given"
+    )
     parser.add_argument("--chunk-size", type=int, help="tokens of a chunk; the model's own when not given")
     given = parser.parse_args()
+    if not given.text.is_file():
+        parser.error(f"there is no file {given.text}")
     torch.set_num_threads(1)
     torch.manual_seed(given.seed)
-    asked = {"output_gate": given.output_gate, "conv_kernel": given.convolution, "chunk_size": given.chunk_size}
-    asked["rope"] = None if given.rope is None else given.rope == "true"
+    asked = {
+        "output_gate": given.output_gate,
+        "conv_kernel": given.convolution,
+        "rope": given.rope,
+        "chunk_size": given.chunk_size,
+    }
     changes = {name: value for name, value in asked.items() if value is not None}
     sizes = {"num_hidden_layers": 2, "hidden_size": 128, "num_attention_heads": 2, "intermediate_size": 256}
     model = MirasForCausalLM(MirasConfig.preset(f"{given.model}-4m", **sizes, **changes))

@@ -193,7 +193,7 @@ class Pass:
             k, v, delta, saved.o, self.weights.gain, self.weights.shift, self.du1, dv, ddelta, self.dgain[1], self.dshift[1],
             *places, *self.sizes[:2], *self.thresholds, C=self.size, DP=say.wide, **self.slopes(), **FULL,
         )  # fmt: skip
-        gate_backward[self.blocks(say.gates)](
+        gate_backward[(triton.cdiv(self.sizes[1], say.gates["DB"]) * self.grid[0],)](
             k, eta, saved.total, saved.u1, dv, self.dwrite, self.dx, self.dy1, self.dy2, self.dend, self.dwhole, self.dlog, dk, deta, dlog,
             self.factors.kappa, self.factors.grown, own.dslow1, own.dslow2, own.dcarried, own.dkappa, own.dsigma, own.dgrown,
             *places, *self.sizes[:2], *self.steps, *self.decays,
@@ -215,10 +215,6 @@ class Pass:
             C=self.size, DP=self.say.wide, EB=32, num_warps=4,
         )  # fmt: skip
         return da1, da2
-
-    def blocks(self, told: dict[str, Any]) -> tuple[int]:
-        """A program for each block of channels of each chunk and head."""
-        return (triton.cdiv(self.sizes[1], told["DB"]) * self.grid[0],)
 
     def slopes(self) -> dict[str, Any]:
         """The bias's device functions."""

@@ -20,7 +20,7 @@ from ..types import require
 
 ConfigT = TypeVar("ConfigT")
 Made = TypeVar("Made")
-WORDS: dict[Any, str] = {int: "an integer", float: "a number", bool: "true or false", str: "text", types.NoneType: "none"}
+WORDS: dict[Any, str] = {int: "an integer", float: "a number", bool: "true or false", str: "text"}
 
 
 def option(default: Any, help: str) -> Any:
@@ -52,7 +52,7 @@ def add_options(parser: argparse.ArgumentParser, kind: type) -> None:
     groups = {name: parser.add_argument_group(name, (inner.__doc__ or "").splitlines()[0]) for name, inner in sections.items()}
     for name, (hint, default, help) in options_of(kind).items():
         bare: dict[str, Any] = {"nargs": "?", "const": "true"} if hint is bool else {}
-        own = "null" if default is None and "or null" in expected(hint) else shown(default)
+        own = absent(hint) if default is None else shown(default)
         said = f"{help} ({expected(hint)}; default: {own})".replace("%", "%%")
         groups[name.partition(".")[0]].add_argument(
             f"--{name}", dest=name, default=argparse.SUPPRESS, metavar=name.rpartition(".")[2].upper(), help=said, **bare
@@ -168,11 +168,9 @@ def called(maker: Callable[..., Made], assignments: Iterable[str], where: str, *
 def as_type(value: Any, hint: Any) -> Any:
     """A value as a type, or ValueError. Text is read as the command line writes it; YAML gives 3e-3 as text, too."""
     if get_origin(hint) in (Union, types.UnionType):
-        member = next(member for member in get_args(hint) if member is not types.NoneType)
-        # a choice may itself be called none
-        if value is None or (value in ("none", "null") and value not in get_args(member)):
+        if value is None or value in (absent(hint), "null"):
             return None
-        return as_type(value, member)
+        return as_type(value, next(member for member in get_args(hint) if member is not types.NoneType))
     if get_origin(hint) is Literal:
         require(value in get_args(hint), "")
         return value
@@ -207,16 +205,20 @@ def expected(hint: Any) -> str:
     if get_origin(hint) is Literal:
         return f"one of {', '.join(get_args(hint))}"
     if get_origin(hint) in (Union, types.UnionType):
-        said = " or ".join(expected(member) for member in get_args(hint))
-        return said.replace("none or none", "none or null")
+        return " or ".join(absent(hint) if member is types.NoneType else expected(member) for member in get_args(hint))
     return "a comma list" if get_origin(hint) is tuple else WORDS[hint]
+
+
+def absent(hint: Any) -> str:
+    """The word for no value at all: none, or null where a choice is itself called none."""
+    return "null" if any("none" in get_args(member) for member in get_args(hint)) else "none"
 
 
 def shown(value: Any) -> str:
     """A default as the command line would write it."""
     if isinstance(value, tuple):
         return ",".join(value) or "empty"
-    if value is None or isinstance(value, bool):
+    if isinstance(value, bool):
         return str(value).lower()
     return f"{value:g}" if isinstance(value, float) else str(value)
 
