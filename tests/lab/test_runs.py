@@ -122,6 +122,23 @@ def test_a_run_waits_for_its_rate(place):
     assert said == ["main-gla-s0 waits for the runs that choose its learning rate (grid)"]
 
 
+def test_a_run_that_was_thrown_off_takes_the_next_lower_rate(done, place):
+    plan, here = load(place / "words"), bench(place, "out")
+    main = next(run for run in plan.runs if run.name == "main-gla-s0")
+    chosen = runs.with_rate(plan, main, here)
+    row = next(row for row in results.rows(*here.files(plan)) if row["key"] == chosen.key)
+    diverged = row | {"status": "diverged"}
+    lower = runs.below_what_diverged(main, [0.01, 0.03, 0.001], [diverged])
+    assert lower.options["optim.lr"] == 0.001 and runs.why_not(lower, [diverged], here) is None
+    # at the lowest there is nothing to go to: the result stands
+    last = diverged | {"key": lower.key, "options": lower.options}
+    assert runs.below_what_diverged(main, [0.01, 0.03, 0.001], [diverged, last]).key == lower.key
+    assert runs.why_not(lower, [diverged, last], here).startswith("diverged")
+    said = "`main-gla-s0` was thrown off at a rate of 0.01, after 8 steps."
+    finished = row | {"key": lower.key, "options": lower.options}
+    assert said in page(plan, [diverged, finished], []) and said not in page(plan, [row], [])
+
+
 def test_a_killed_run_goes_on(done, place):
     """Killed in the middle of its third run: begun again, the plan ends with the same losses."""
     code = f"""

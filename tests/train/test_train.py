@@ -289,6 +289,39 @@ def test_the_running_mean_begins_as_the_plain_one():
     assert spikes.mean == pytest.approx(4.0) and spikes.variance == pytest.approx(9.5)
 
 
+def test_a_loss_that_rises_again_for_long_is_lost():
+    """A mean that had fallen from 5 to 2 and rises step by step, each too small a jump to skip."""
+    config = SafetyConfig(memory=10)
+    spikes = safety.Spikes()
+    for loss in [5.0] * 10 + [2.0] * 100 + [2.9] * 100:
+        assert safety.complaint(spikes._replace(variance=1.0), loss, 1.0, config) is None
+        spikes = safety.after(spikes, loss, True, config)
+        # a quarter of the fall would be 2.75, half as much again as the lowest is 3
+        assert safety.lost(spikes, config) is None
+    assert spikes.first == 5.0 and spikes.lowest == pytest.approx(2.0, abs=1e-3)
+    for loss in [3.2] * 100:
+        spikes = safety.after(spikes, loss, True, config)
+    assert safety.lost(spikes, config) == "the mean loss has risen to 3.2 from 2"
+    # a small loss may double as often as it likes, as long as that is little of what it fell by
+    assert safety.lost(spikes._replace(first=5.0, lowest=0.01, mean=0.9), config) is None
+    # before there is a whole mean nothing is known
+    assert safety.lost(safety.after(safety.Spikes(), 5.0, True, config), config) is None
+
+
+def test_a_run_that_loses_what_it_learned_stops(lab, monkeypatch, capsys):
+    real, count = loop.gradients, []
+
+    def rising(*arguments):
+        count.append(1)
+        return (4.0 if len(count) < 5 else 1.0 if len(count) < 8 else 2.5, real(*arguments)[1])
+
+    monkeypatch.setattr(loop, "gradients", rising)
+    given = ["--safety.memory", "2", "--safety.spike", "100"]
+    message = error_of(capsys, lab, "lost", *STEPS, *given, code=1)
+    assert "stopped after step 9: the mean loss has risen to 2.219 from 1.375; the newest checkpoint is" in message
+    assert "step-00000008" in message
+
+
 # variants of one run
 
 

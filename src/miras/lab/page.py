@@ -32,6 +32,17 @@ def missing(plan: Plan, found: list[Line]) -> list[str]:
     return lines
 
 
+def thrown_off(plan: Plan, found: list[Line], stage: str) -> list[str]:
+    """A line a run of a stage that diverged at a rate and has a later result at another."""
+    latest = results.latest(found)
+    return [
+        f"`{row['run']}` was thrown off at a rate of {row['options']['optim.lr']:g}, after {row['steps']} steps."
+        for run in plan.of_stage(stage)
+        for row in found
+        if row["run"] == run.name and row["status"] == "diverged" and row["key"] != latest[run.name]["key"]
+    ]
+
+
 def page(plan: Plan, found: list[Line], pictures: list[Path]) -> str:
     """The whole page."""
     folder = f"experiments/{plan.experiment}"
@@ -47,6 +58,7 @@ def page(plan: Plan, found: list[Line], pictures: list[Path]) -> str:
             continue
         table = choice_table(plan, found, stage) if chooses(plan, stage) else stage_table(plan, own)
         parts += [f"## {stage}", f"{why[:1].upper()}{why[1:]}." if why else "", markdown(table)]
+        parts += thrown_off(plan, found, stage)
         for name in long_reads(own):
             parts += [f"{UNITS[unit_of(plan)].capitalize()} by place, `{name}`:", markdown(place_table(plan, own, name))]
         for said, asked in (

@@ -126,10 +126,24 @@ def with_rate(plan: Plan, run: Run, bench: Bench) -> Run | None:
     tried = [rows.get(found.key) for found in wanted]
     if any(row is None for row in tried):
         return None
-    best = min((row for row in tried if row is not None and row["status"] == "finished"), key=valid_bits, default=None)
-    require(best is not None, f"{run.name}: every run of {run.rate} for {run.rate_of} diverged or failed")
-    assert best is not None
-    return run.with_rate(best["options"]["optim.lr"])
+    finished = sorted((row for row in tried if row is not None and row["status"] == "finished"), key=valid_bits)
+    require(bool(finished), f"{run.name}: every run of {run.rate} for {run.rate_of} diverged or failed")
+    return below_what_diverged(run, [row["options"]["optim.lr"] for row in finished], results.rows(*bench.files(plan)))
+
+
+def below_what_diverged(run: Run, rates: list[float], found: list[Line]) -> Run:
+    """The run at the first of some rates, the best first; where it diverged at one, at the best of those below.
+
+    Where it diverged at all of them it is the last of those, which has a result.
+    """
+    ended = results.settled(found)
+    chosen = run.with_rate(rates[0])
+    while ended.get(chosen.key, {}).get("status") == "diverged":
+        rates = [rate for rate in rates if rate < chosen.options["optim.lr"]]
+        if not rates:
+            break
+        chosen = run.with_rate(rates[0])
+    return chosen
 
 
 def valid_bits(row: Line) -> float:

@@ -130,9 +130,10 @@ class SafetyConfig:
     spike: float = option(8.0, "skip a step whose loss is so many deviations above its running mean")
     memory: int = option(50, "steps that the running mean and deviation remember")
     patience: int = option(10, "stop after so many skipped steps in a row")
+    lost: float = option(0.25, "stop when the mean loss has risen again by this share of its fall, and to 1.5 times its lowest")
 
     def __post_init__(self) -> None:
-        positive("safety", spike=self.spike, memory=self.memory, patience=self.patience)
+        positive("safety", spike=self.spike, memory=self.memory, patience=self.patience, lost=self.lost)
 
 
 @dataclass(frozen=True, kw_only=True)

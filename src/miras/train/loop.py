@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader
 from ..data.sequences import Batch, Batches, batch_of, spread
 from ..types import IGNORED, require
 from . import checkpoint, noise, safety
+from .config import SafetyConfig
 from .engine import Engine
 from .job import Job, Place, bits_per_nat
 from .metrics import Line, Metrics
@@ -23,7 +24,7 @@ from .watch import Ending, Watch
 
 
 class StoppedError(Exception):
-    """Training stopped by itself: too many steps in a row were skipped."""
+    """Training stopped by itself: too many steps in a row were skipped, or what was learned is being lost."""
 
 
 def restore(job: Job, progress: Progress) -> Place:
@@ -53,8 +54,9 @@ def train(job: Job, progress: Progress, place: Place, metrics: Metrics | None) -
             stop = heard(engine, signals)
             record(job, progress, metrics, line)
             last = place.step == config.steps
-            if place.spikes.skipped >= config.safety.patience:
-                raise StoppedError(stop_message(job, place, line))
+            reason = why_stop(place, line, config.safety)
+            if reason is not None:
+                raise StoppedError(stop_message(job, place, reason))
             leave, due = engine.agreed(watch.after(place.step)) if watch.active else (None, False)
             if leave == "slow" and not last:
                 return Ending("slow", f"left after step {place.step}: {watch.said}")
@@ -85,14 +87,19 @@ def save(job: Job, place: Place) -> None:
     checkpoint.save(job.engine, job.model, job.optimiser, job.checkpoints, place.step, state, job.describe, keep)
 
 
-def stop_message(job: Job, place: Place, line: Line) -> str:
-    """What to say when too many steps were skipped."""
+def why_stop(place: Place, line: Line, config: SafetyConfig) -> str | None:
+    """Why training should not go on, or None."""
+    skipped = place.spikes.skipped
+    if skipped >= config.patience:
+        return f"{skipped} steps in a row were skipped, the last because {line['skipped']}"
+    return safety.lost(place.spikes, config)
+
+
+def stop_message(job: Job, place: Place, reason: str) -> str:
+    """What to say when training stops by itself."""
     found = checkpoint.found(job.checkpoints)
     kept = f"the newest checkpoint is {found[0]}" if found else "there was no checkpoint yet"
-    return (
-        f"stopped after step {place.step}: {place.spikes.skipped} steps in a row were skipped, the last because "
-        f"{line['skipped']}; {kept}. A smaller --optim.lr, or a longer --optim.warmup, may help"
-    )
+    return f"stopped after step {place.step}: {reason}; {kept}. A smaller --optim.lr, or a longer --optim.warmup, may help"
 
 
 def loader(job: Job, start: int) -> DataLoader[list[Batch]]:

@@ -11,15 +11,22 @@ from .config import SafetyConfig
 
 # a deviation smaller than this share of the mean is noise of the estimate, not news
 FLOOR = 0.02
+# nor is a mean loss below so many times its lowest, however little the loss had fallen
+RISEN = 1.5
 
 
 class Spikes(NamedTuple):
-    """The running mean and variance of the loss over good steps, how many there were, and skipped steps in a row."""
+    """The running mean and variance of the loss over good steps, how many there were, and skipped steps in a row.
+
+    ``first`` and ``lowest`` are the first and the lowest mean over as many steps as the mean remembers.
+    """
 
     mean: float = 0.0
     variance: float = 0.0
     good: int = 0
     skipped: int = 0
+    first: float | None = None
+    lowest: float | None = None
 
 
 def complaint(spikes: Spikes, loss: float, norm: float, config: SafetyConfig) -> str | None:
@@ -44,7 +51,19 @@ def after(spikes: Spikes, loss: float, taken: bool, config: SafetyConfig) -> Spi
     rate = 1 / min(spikes.good + 1, config.memory)
     distance = loss - spikes.mean
     variance = (1 - rate) * (spikes.variance + rate * distance**2)
-    return Spikes(spikes.mean + rate * distance, variance, spikes.good + 1, 0)
+    mean, good = spikes.mean + rate * distance, spikes.good + 1
+    whole = good >= config.memory
+    first = mean if spikes.first is None and whole else spikes.first
+    lowest = min(mean, mean if spikes.lowest is None else spikes.lowest) if whole else None
+    return Spikes(mean, variance, good, 0, first, lowest)
+
+
+def lost(spikes: Spikes, config: SafetyConfig) -> str | None:
+    """Why training should not go on, or None: what it had learned is being lost again, step by step, with no step to skip."""
+    if spikes.first is None or spikes.lowest is None:
+        return None
+    limit = max(spikes.lowest + config.lost * (spikes.first - spikes.lowest), RISEN * spikes.lowest)
+    return f"the mean loss has risen to {spikes.mean:.4g} from {spikes.lowest:.4g}" if spikes.mean > limit else None
 
 
 class Signals:
