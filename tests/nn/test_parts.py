@@ -1,5 +1,6 @@
 """The parts of a layer, each against something independent: convolution, window attention, gates, initial weights, recipes."""
 
+import dataclasses
 import itertools
 import warnings
 
@@ -149,6 +150,28 @@ def test_a_gate_starts_where_it_should(link, rank):
     assert value.shape == (1, 5, 2, 4)
     sign = -1 if "decay" in link else 1
     assert torch.allclose(value, torch.full_like(value, sign * 3 * 0.125), atol=1e-6)
+
+
+@pytest.mark.parametrize("rank", [None, 3])
+def test_a_slow_gate_is_the_same_gate_and_learns_more_slowly(rank):
+    """With matrices as much larger it gives the same values; Adam, which moves every number by the rate, moves them less."""
+    recipe = GateRecipe(name="eta", link="sigmoid", channelwise=True, rank=rank, start=0.1)
+    torch.manual_seed(0)
+    fast = Gate(recipe, 8, 2, 4).double()
+    torch.manual_seed(0)
+    slow = Gate(dataclasses.replace(recipe, pace=0.1), 8, 2, 4).double()
+    x = draw(2, 9, 8)
+    assert torch.allclose(fast(x).value, slow(x).value, rtol=1e-6)
+    assert torch.allclose(slow(x).value, slow(x, F.linear(x, slow.first)).value, rtol=1e-14)
+    moved = []
+    for gate in (fast, slow):
+        before = gate(x).value.detach()
+        gate.bias.requires_grad_(False)
+        optimiser = torch.optim.Adam(gate.parameters(), lr=1e-3)
+        gate(x).value.sum().backward()
+        optimiser.step()
+        moved.append((gate(x).value - before).abs().mean().item())
+    assert moved[1] == pytest.approx(0.1 * moved[0], rel=0.05)
 
 
 def test_slopes_run_from_short_to_long():

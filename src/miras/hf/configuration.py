@@ -31,6 +31,7 @@ class MirasConfig(PreTrainedConfig):
         output_gate: "silu", "sigmoid" or "none", the gate on a head's output; as the recipe has it if None.
         value_norm: whether each head's value is scaled to unit RMS.
         gate_rank: rank of the channel-wise gates' projections; as the recipe has it if None.
+        gate_pace: how fast the gates learn beside the rest; as the recipe has it if None.
         step_start, step_limit: the relative step a deep memory starts with, and its largest; as the recipe has it if None.
         weight_start: standard deviation of a deep memory's initial weights; as the recipe has it if None.
         loss_chunk: tokens whose logits exist at once when a loss is computed; with 0 all of them do.
@@ -56,6 +57,7 @@ class MirasConfig(PreTrainedConfig):
     output_gate: str | None = None
     value_norm: bool = False
     gate_rank: int | None = None
+    gate_pace: float | None = None
     step_start: float | None = None
     step_limit: float | None = None
     weight_start: float | None = None
@@ -114,6 +116,8 @@ class MirasConfig(PreTrainedConfig):
         for gate in recipe.gates:
             if self.gate_rank is not None and gate.rank is not None:
                 gate = dataclasses.replace(gate, rank=self.gate_rank)
+            if self.gate_pace is not None:
+                gate = dataclasses.replace(gate, pace=self.gate_pace)
             if gate.name == "eta":
                 start, limit = self.step_start, self.step_limit
                 gate = dataclasses.replace(gate, start=start or gate.start, limit=limit or gate.limit)

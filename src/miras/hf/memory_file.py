@@ -47,6 +47,7 @@ IDENTITY = (
     "output_gate",
     "value_norm",
     "gate_rank",
+    "gate_pace",
     "step_start",
     "step_limit",
     "rms_norm_eps",

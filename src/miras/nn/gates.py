@@ -76,6 +76,8 @@ class GateRecipe:
         start: the value it starts with, or the ends of a range of them (-log alpha for a decay).
         limit: its largest value (for "soft_decay" what divides it, for "ridge" its least).
         rate: whether a learned positive rate a head multiplies it.
+        pace: what its matrices are multiplied by, which are as much larger: an optimiser that moves every number by about the
+            learning rate moves the gate by so much less.
     """
 
     name: GateName
@@ -85,12 +87,14 @@ class GateRecipe:
     start: float | tuple[float, float] = 0.5
     limit: float = 1.0
     rate: bool = False
+    pace: float = 1.0
 
     def __post_init__(self) -> None:
         require(self.name in get_args(GateName), f"a gate's name is one of {get_args(GateName)}, got {self.name!r}")
         require(self.link in get_args(LinkName), f"{self.name}'s link is one of {get_args(LinkName)}, got {self.link!r}")
         require(self.rank is None or self.rank >= 1, f"{self.name}'s rank must be 1 or more, or None, got {self.rank}")
         require(self.limit > 0, f"{self.name}'s limit must be > 0, got {self.limit}")
+        require(self.pace > 0, f"{self.name}'s pace must be > 0, got {self.pace}")
 
 
 class Made(NamedTuple):
@@ -125,8 +129,8 @@ class Gate(nn.Module):
     def reset_parameters(self) -> None:
         """The bias sets the value a gate starts with, the weights move it a little."""
         if self.down is not None:
-            nn.init.normal_(self.down, std=self.down.shape[1] ** -0.5)
-        nn.init.normal_(self.up, std=0.02)
+            nn.init.normal_(self.down, std=self.down.shape[1] ** -0.5 / self.recipe.pace)
+        nn.init.normal_(self.up, std=0.02 / self.recipe.pace)
         ends = self.recipe.start if isinstance(self.recipe.start, tuple) else (self.recipe.start, self.recipe.start)
         low, high = (LINKS[self.recipe.link].inverse(end, self.recipe.limit) for end in ends)
         nn.init.uniform_(self.bias, low, high)
@@ -136,12 +140,16 @@ class Gate(nn.Module):
     @property
     def first(self) -> Tensor:
         """The matrix that the input meets."""
-        return self.up if self.down is None else self.down
+        return self.paced(self.up if self.down is None else self.down)
+
+    def paced(self, matrix: Tensor) -> Tensor:
+        """A matrix as the gate uses it."""
+        return matrix if self.recipe.pace == 1 else self.recipe.pace * matrix
 
     def forward(self, x: Tensor, met: Tensor | None = None) -> Made:
         """The gate of x; ``met`` is x times the first matrix, where that was made together with others."""
         met = F.linear(x, self.first) if met is None else met
-        x = met if self.down is None else F.linear(met, self.up)
+        x = met if self.down is None else F.linear(met, self.paced(self.up))
         link = LINKS[self.recipe.link]
         factor = link.factor(self.recipe.limit) * self.unit
         value = linked(x, self.bias, factor, link.curve, self.lean and x.dtype == torch.bfloat16)

@@ -191,12 +191,14 @@ class ModelConfig:
     output_gate: Literal["silu", "sigmoid", "none"] | None = option(None, "of a head's output, instead of the preset's")
     value_norm: bool | None = option(None, "each head's value scaled to unit RMS, instead of what the preset has")
     step: float | None = option(None, "the relative step that a deep memory starts with, instead of the preset's")
+    step_limit: float | None = option(None, "the largest relative step of a deep memory, instead of the preset's")
+    pace: float | None = option(None, "how fast gates learn beside the rest: 0.1 for gates that a high rate throws off")
     start: float | None = option(None, "standard deviation of a deep memory's initial weights, instead of 1")
 
     def __post_init__(self) -> None:
         positive("model", layers=self.layers, dim=self.dim, inner=self.inner, heads=self.heads)
         positive("model", vocab_size=self.vocab_size, chunk_size=self.chunk_size, window=self.window)
-        positive("model", step=self.step, start=self.start)
+        positive("model", step=self.step, step_limit=self.step_limit, pace=self.pace, start=self.start)
         require(self.spec is None or not self.choices, "model.spec replaces the preset that model.choices are for: give one")
 
 

@@ -55,6 +55,8 @@ FIELDS = {
     "output_gate": "output_gate",
     "value_norm": "value_norm",
     "step": "step_start",
+    "step_limit": "step_limit",
+    "pace": "gate_pace",
     "start": "weight_start",
 }
 
