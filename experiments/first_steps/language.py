@@ -3,6 +3,7 @@
     python experiments/first_steps/language.py enwik8.xz --model yaad --output-gate sigmoid
 
 Two blocks of 128 channels; the bits a byte of the last 40 steps are the result. B batch, T bytes of a sequence
+``gates.py`` uses the same small models to see how fast gates may learn.
 """
 
 from __future__ import annotations
@@ -11,7 +12,9 @@ import argparse
 import lzma
 import math
 import time
+from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
@@ -20,6 +23,14 @@ from miras.train.schedule import rate_at
 
 B, T, WARM, LATE = 8, 512, 15, 40
 BYTES = 20_000_000
+SIZES = {"num_hidden_layers": 2, "hidden_size": 128, "num_attention_heads": 2, "intermediate_size": 256}
+
+
+class Step(NamedTuple):
+    """Bits a byte, and the norm of the gradient before it was clipped."""
+
+    bits: float
+    norm: float
 
 
 def text_of(path: Path) -> torch.Tensor:
@@ -28,28 +39,48 @@ def text_of(path: Path) -> torch.Tensor:
         return torch.frombuffer(bytearray(file.read(BYTES)), dtype=torch.uint8).long()
 
 
-def train(model: MirasForCausalLM, text: torch.Tensor, steps: int, rate: float) -> list[float]:
-    """The bits a byte of every step, AdamW with a short warm-up and half a cosine."""
+def draws(text: torch.Tensor, batch: int, length: int) -> Iterator[torch.Tensor]:
+    """Batches ``[B,T]`` of a text, the same for every model."""
+    draw = torch.Generator().manual_seed(1)
+    while True:
+        starts = torch.randint(0, len(text) - length - 1, (batch,), generator=draw)
+        yield torch.stack([text[start : start + length] for start in starts])
+
+
+def train(
+    model: MirasForCausalLM,
+    text: torch.Tensor,
+    steps: int,
+    rate: float,
+    batch: int = B,
+    length: int = T,
+    stop: int | None = None,
+) -> list[Step]:
+    """Every step, AdamW with a short warm-up and half a cosine, of which the first ``stop`` steps are taken."""
     wide, narrow = ([p for p in model.parameters() if (p.dim() >= 2) == wanted] for wanted in (True, False))
     groups = [{"params": wide, "weight_decay": 0.1}, {"params": narrow, "weight_decay": 0.0}]
     optimiser = torch.optim.AdamW(groups, lr=rate, betas=(0.9, 0.95))
-    draw = torch.Generator().manual_seed(1)
-    bits, began = [], time.perf_counter()
-    for step in range(steps):
+    taken, began, batches = [], time.perf_counter(), draws(text, batch, length)
+    for step in range(stop or steps):
         for group in optimiser.param_groups:
             group["lr"] = rate_at(step, steps=steps, peak=rate, warmup=WARM / steps, final=0.1)
-        starts = torch.randint(0, len(text) - T - 1, (B,), generator=draw)
-        ids = torch.stack([text[start : start + T] for start in starts])
+        ids = next(batches)
         loss = model(input_ids=ids, labels=ids).loss
         loss.backward()
         norm = float(torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0))
         if math.isfinite(norm):
             optimiser.step()
         optimiser.zero_grad()
-        bits.append(loss.item() / math.log(2))
+        taken.append(Step(loss.item() / math.log(2), norm))
         if (step + 1) % 50 == 0:
-            print(f"step {step + 1}/{steps}: {bits[-1]:.3f} bits/byte, {time.perf_counter() - began:.0f} s", flush=True)
-    return bits
+            print(f"step {step + 1}/{steps}: {taken[-1].bits:.3f} bits/byte, {time.perf_counter() - began:.0f} s", flush=True)
+    return taken
+
+
+def late(taken: list[Step]) -> float:
+    """The mean of the last steps' bits a byte."""
+    last = taken[-LATE:]
+    return sum(step.bits for step in last) / len(last)
 
 
 def main() -> None:
@@ -78,10 +109,9 @@ def main() -> None:
         "chunk_size": given.chunk_size,
     }
     changes = {name: value for name, value in asked.items() if value is not None}
-    sizes = {"num_hidden_layers": 2, "hidden_size": 128, "num_attention_heads": 2, "intermediate_size": 256}
-    model = MirasForCausalLM(MirasConfig.preset(f"{given.model}-4m", **sizes, **changes))
-    bits = train(model, text_of(given.text), given.steps, given.rate)[-LATE:]
-    print(f"{given.model} {changes}: {sum(bits) / len(bits):.3f} bits/byte")
+    model = MirasForCausalLM(MirasConfig.preset(f"{given.model}-4m", **SIZES, **changes))
+    taken = train(model, text_of(given.text), given.steps, given.rate)
+    print(f"{given.model} {changes}: {late(taken):.3f} bits/byte, largest gradient norm {max(step.norm for step in taken):.1e}")
 
 
 if __name__ == "__main__":

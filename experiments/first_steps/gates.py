@@ -1,0 +1,122 @@
+"""How fast the gates of a deep memory may learn: small models on text at a high rate, on the CPU, two minutes each.
+
+    python experiments/first_steps/gates.py enwik8.xz    # adds to gates.jsonl beside this file
+    python experiments/first_steps/gates.py --table      # docs/results/gate_pace.md from what is there
+
+130 steps of a schedule of 300 at a rate of 1e-2, 2 sequences of 2048 bytes a step. A step is thrown when the norm of its
+gradient is above 10 (usual is 0.5 to 3). ``alike`` is the share of a chunk's keys that lies along one direction, the mean
+over heads and blocks: 1/64 for keys that are all different, 1 where they are one key.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+from pathlib import Path
+
+import torch
+from language import SIZES, draws, late, text_of, train
+from torch import Tensor
+
+from miras.hf import MirasConfig, MirasForCausalLM
+from miras.lab.provenance import provenance
+from miras.nn import MirasLayer
+from miras.nn.layer import Prepared
+
+HERE = Path(__file__).resolve().parent
+PAGE = HERE.parents[1] / "docs" / "results" / "gate_pace.md"
+MODELS = ("yaad", "yaad-anchored", "titans_lmm", "moneta")
+PACES, SEEDS = (1.0, 0.1), (0, 1)
+BATCH, LENGTH, STEPS, STOP, RATE, THROWN, CHUNK = 2, 2048, 300, 130, 1e-2, 10.0, 64
+
+
+def alike(keys: Tensor) -> float:
+    """``[B,T,H,K]``, of unit length -> the largest eigenvalue of the first chunk's sum of k k^T over its tokens, a mean."""
+    chunk = keys[:, :CHUNK].float().transpose(1, 2)
+    return float(torch.linalg.matrix_norm(chunk, 2).square().mean()) / CHUNK
+
+
+def looked_at(model: MirasForCausalLM, ids: Tensor) -> dict[str, float]:
+    """How alike keys are, and the channel that forgets most of all: the mean of its -log alpha."""
+    found: list[Prepared] = []
+    real = MirasLayer.prepare
+
+    def seen(layer: MirasLayer, *given: object, **named: object) -> Prepared:
+        found.append(real(layer, *given, **named))
+        return found[-1]
+
+    MirasLayer.prepare = seen
+    try:
+        with torch.no_grad():
+            model(input_ids=ids)
+    finally:
+        MirasLayer.prepare = real
+    keys = [alike(prepared.k) for prepared in found]
+    decays = [-prepared.gates.log_alpha.flatten(0, 1).mean(0) for prepared in found if prepared.gates.log_alpha is not None]
+    return {"alike": sum(keys) / len(keys), "decay": max(float(decay.max()) for decay in decays)}
+
+
+def measure(text: Tensor, path: Path) -> None:
+    """Every setting that is not in the file yet."""
+    done = {tuple(row["setting"]) for row in map(json.loads, path.read_text().splitlines())} if path.exists() else set()
+    for setting in [(name, pace, seed) for seed in SEEDS for name in MODELS for pace in PACES]:
+        if setting in done:
+            continue
+        name, pace, seed = setting
+        print(*setting, flush=True)
+        torch.manual_seed(seed)
+        model = MirasForCausalLM(MirasConfig.preset(f"{name}-4m", **SIZES, gate_pace=pace))
+        taken = train(model, text, STEPS, RATE, batch=BATCH, length=LENGTH, stop=STOP)
+        norms = [step.norm if math.isfinite(step.norm) else math.inf for step in taken]
+        row = {
+            "setting": setting,
+            "thrown": sum(norm > THROWN for norm in norms),
+            "norm": max(norms) if math.isfinite(max(norms)) else None,
+            "bits": late(taken),
+            **looked_at(model, next(draws(text, BATCH, LENGTH))),
+        }
+        with path.open("a") as file:
+            file.write(json.dumps(row | provenance()) + "\n")
+
+
+def table(path: Path) -> str:
+    """The page."""
+    lines = [
+        "# How fast gates may learn",
+        "",
+        "Made by `python experiments/first_steps/gates.py --table` from `experiments/first_steps/gates.jsonl`: two blocks",
+        "of 2 heads of 64 channels, the first 130 steps of 300 at a rate of 1e-2, 2 x 2048 bytes of enwik8 a step, float32.",
+        "Thrown are steps whose gradient has a norm above 10; alike is the share of a chunk's keys along one direction after",
+        "them, decay the largest mean of a channel's -log alpha.",
+        "",
+        "| model | pace of the gates | seed | steps thrown | largest norm | bits/byte of the last 40 | keys alike | decay |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    rows = [json.loads(text) for text in path.read_text().splitlines()]
+    for row in sorted(rows, key=lambda row: (MODELS.index(row["setting"][0]), -row["setting"][1], row["setting"][2])):
+        name, pace, seed = row["setting"]
+        norm = "overflow" if row["norm"] is None else f"{row['norm']:.1e}"
+        found = f"{row['thrown']} | {norm} | {row['bits']:.2f} | {row['alike']:.2f} | {row['decay']:.1e}"
+        lines.append(f"| {name} | {pace:g} | {seed} | {found} |")
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    """Measure, or write the page."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("text", type=Path, nargs="?", help="a text, packed by xz or not; its first 20 MB are taken")
+    parser.add_argument("--results", type=Path, default=HERE / "gates.jsonl")
+    parser.add_argument("--table", action="store_true", help="write the page instead of measuring")
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    if given.table:
+        PAGE.write_text(table(given.results))
+    elif given.text is None or not given.text.is_file():
+        parser.error(f"there is no file {given.text}")
+    else:
+        measure(text_of(given.text), given.results)
+
+
+if __name__ == "__main__":
+    main()
