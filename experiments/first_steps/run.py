@@ -38,11 +38,13 @@ def accuracy(logits: Tensor, labels: Tensor) -> float:
     return (logits[:, :-1].argmax(-1) == labels[:, 1:])[there].float().mean().item()
 
 
-def train(name: str, steps: int, batch: int, pairs: int, rate: float, seed: int, output_gate: str | None) -> dict[str, float]:
+def train(
+    name: str, steps: int, batch: int, pairs: int, rate: float, seed: int, changes: dict[str, str | float | None]
+) -> dict[str, float]:
     """Loss of the first and the last batches, accuracy on fresh ones, seconds."""
     torch.manual_seed(seed)
     generator = torch.Generator().manual_seed(seed)
-    model = MirasForCausalLM(MirasConfig.preset(name, chunk_size=16, value_norm=True, output_gate=output_gate))
+    model = MirasForCausalLM(MirasConfig.preset(name, chunk_size=16, value_norm=True, **changes))
     optimiser = torch.optim.AdamW(model.parameters(), lr=rate, weight_decay=0.01, betas=(0.9, 0.98))
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimiser, rate, total_steps=steps, pct_start=0.1)
     losses, norms, begin = [], [], time.perf_counter()
@@ -76,11 +78,20 @@ def main() -> None:
     parser.add_argument("--rate", type=float, default=4e-3)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--output-gate", choices=("silu", "sigmoid", "none"), help="the model's own when not given")
+    parser.add_argument("--pace", type=float, help="how fast gates learn beside the rest; the model's own when not given")
+    parser.add_argument("--step-start", type=float, help="the relative step a deep memory starts with")
+    parser.add_argument("--step-limit", type=float, help="its largest")
     given = parser.parse_args()
     torch.set_num_threads(1)
+    changes = {
+        "output_gate": given.output_gate,
+        "gate_pace": given.pace,
+        "step_start": given.step_start,
+        "step_limit": given.step_limit,
+    }
     print("| model | first loss | last loss | accuracy | largest gradient norm | seconds |\n|---|---|---|---|---|---|")
     for name in given.models.split(","):
-        found = train(name, given.steps, given.batch, given.pairs, given.rate, given.seed, given.output_gate)
+        found = train(name, given.steps, given.batch, given.pairs, given.rate, given.seed, changes)
         cells = " | ".join(f"{value:.3g}" for value in found.values())
         print(f"| {name} | {cells} |", flush=True)
 
