@@ -31,7 +31,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--out", type=Path, default=Path("out"), help="where runs live until they are finished (default out)")
     parser.add_argument("--seconds", type=float, help="the time of this call: it saves and ends then")
     parser.add_argument("--lease", type=float, help="the time for which --out stays: a run that would take longer is not begun")
-    parser.add_argument("--only", default="", help="only runs whose name begins with this: a stage, or a stage and a model")
+    parser.add_argument(
+        "--only", default="", help="only runs whose name begins so: a stage, or a stage and a model; several with commas"
+    )
     parser.add_argument("--side-by-side", type=int, default=1, help="processes that work through the plan together (default 1)")
     parser.add_argument("--set", action="append", default=[], metavar="SECTION.KEY=VALUE", help="an option of every run")
     parser.add_argument("--copy", type=Path, help="a second file for the results of this call")
@@ -103,13 +105,15 @@ def keep(plan: Any, bench: Any) -> None:
 def check(given: argparse.Namespace) -> None:
     """Refuse what no worker could do, once and before they start."""
     from miras.lab.plan_file import load
+    from miras.lab.runs import chosen
 
     try:
         plan = load(HERE / given.name, tiny=given.tiny)
     except ValueError as error:
         raise SystemExit(f"run.py: {error}") from None
-    if not any(run.name.startswith(given.only) for run in plan.runs):
-        raise SystemExit(f"run.py: no run of {given.name} begins with {given.only!r}: --list names them")
+    for only in given.only.split(","):
+        if not any(chosen(run, only) for run in plan.runs):
+            raise SystemExit(f"run.py: no run of {given.name} begins with {only!r}: --list names them")
     if not (given.data / plan.data).is_dir():
         raise SystemExit(f"run.py: there is no {given.data / plan.data}: python experiments/prepare.py {plan.data} makes it")
 

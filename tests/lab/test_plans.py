@@ -165,6 +165,7 @@ def test_every_model_of_every_plan_can_learn(name):
     ("options", "said"),
     [
         (["--only", "nothing"], "no run of enwik8 begins with 'nothing': --list names them"),
+        (["--only", "rates,nothing"], "no run of enwik8 begins with 'nothing': --list names them"),
         (["--data", "nowhere"], "there is no nowhere/enwik8: python experiments/prepare.py enwik8 makes it"),
     ],
 )

@@ -117,6 +117,11 @@ def test_a_changed_plan_is_run_again(done, place):
     assert [runs.why_not(run, found, bench(place, "out")) for run in ready] == ["is done", "is done", None, "is done"]
 
 
+def test_stages_are_chosen_by_how_names_begin(place):
+    runs_of = lambda only: [run.name for run in load(place / "words").runs if runs.chosen(run, only)]  # noqa: E731
+    assert runs_of("main,long-yaad") == ["main-gla-s0", "long-yaad-s0"] and len(runs_of("")) == 4 and runs_of("yaad") == []
+
+
 def test_a_run_waits_for_its_rate(place):
     said = work_through(load(place / "words"), bench(place, "waits"), only="main")
     assert said == ["main-gla-s0 waits for the runs that choose its learning rate (grid)"]
