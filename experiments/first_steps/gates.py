@@ -11,7 +11,7 @@ over heads and blocks: 1/64 for keys that are all different, 1 where they are on
 from __future__ import annotations
 
 import argparse
-import json
+import itertools
 import math
 from pathlib import Path
 
@@ -19,10 +19,10 @@ import torch
 from language import SIZES, draws, late, text_of, train
 from torch import Tensor
 
+from miras.diagnostics import layer_inputs
 from miras.hf import MirasConfig, MirasForCausalLM
+from miras.lab import results
 from miras.lab.provenance import provenance
-from miras.nn import MirasLayer
-from miras.nn.layer import Prepared
 
 HERE = Path(__file__).resolve().parent
 PAGE = HERE.parents[1] / "docs" / "results" / "gate_pace.md"
@@ -37,47 +37,34 @@ def alike(keys: Tensor) -> float:
     return float(torch.linalg.matrix_norm(chunk, 2).square().mean()) / CHUNK
 
 
+@torch.no_grad()
 def looked_at(model: MirasForCausalLM, ids: Tensor) -> dict[str, float]:
     """How alike keys are, and the channel that forgets most of all: the mean of its -log alpha."""
-    found: list[Prepared] = []
-    real = MirasLayer.prepare
-
-    def seen(layer: MirasLayer, *given: object, **named: object) -> Prepared:
-        found.append(real(layer, *given, **named))
-        return found[-1]
-
-    MirasLayer.prepare = seen
-    try:
-        with torch.no_grad():
-            model(input_ids=ids)
-    finally:
-        MirasLayer.prepare = real
+    found = [layer.prepare(x) for layer, x in layer_inputs(model, input_ids=ids).values()]
     keys = [alike(prepared.k) for prepared in found]
-    decays = [-prepared.gates.log_alpha.flatten(0, 1).mean(0) for prepared in found if prepared.gates.log_alpha is not None]
-    return {"alike": sum(keys) / len(keys), "decay": max(float(decay.max()) for decay in decays)}
+    decays = [float(-prepared.gates.log_alpha.flatten(0, 1).mean(0).min()) for prepared in found]
+    return {"alike": sum(keys) / len(keys), "decay": max(decays)}
 
 
 def measure(text: Tensor, path: Path) -> None:
     """Every setting that is not in the file yet."""
-    done = {tuple(row["setting"]) for row in map(json.loads, path.read_text().splitlines())} if path.exists() else set()
-    for setting in [(name, pace, seed) for seed in SEEDS for name in MODELS for pace in PACES]:
-        if setting in done:
+    done = {tuple(row["setting"]) for row in results.rows(path)}
+    for seed, name, pace in itertools.product(SEEDS, MODELS, PACES):
+        if (name, pace, seed) in done:
             continue
-        name, pace, seed = setting
-        print(*setting, flush=True)
+        print(name, pace, seed, flush=True)
         torch.manual_seed(seed)
         model = MirasForCausalLM(MirasConfig.preset(f"{name}-4m", **SIZES, gate_pace=pace))
         taken = train(model, text, STEPS, RATE, batch=BATCH, length=LENGTH, stop=STOP)
         norms = [step.norm if math.isfinite(step.norm) else math.inf for step in taken]
         row = {
-            "setting": setting,
+            "setting": (name, pace, seed),
             "thrown": sum(norm > THROWN for norm in norms),
-            "norm": max(norms) if math.isfinite(max(norms)) else None,
+            "norm": max(norms),
             "bits": late(taken),
             **looked_at(model, next(draws(text, BATCH, LENGTH))),
         }
-        with path.open("a") as file:
-            file.write(json.dumps(row | provenance()) + "\n")
+        results.add(path, row | provenance())
 
 
 def table(path: Path) -> str:
@@ -93,12 +80,17 @@ def table(path: Path) -> str:
         "| model | pace of the gates | seed | steps thrown | largest norm | bits/byte of the last 40 | keys alike | decay |",
         "|---|---|---|---|---|---|---|---|",
     ]
-    rows = [json.loads(text) for text in path.read_text().splitlines()]
+    rows = results.rows(path)
     for row in sorted(rows, key=lambda row: (MODELS.index(row["setting"][0]), -row["setting"][1], row["setting"][2])):
         name, pace, seed = row["setting"]
         norm = "overflow" if row["norm"] is None else f"{row['norm']:.1e}"
         found = f"{row['thrown']} | {norm} | {row['bits']:.2f} | {row['alike']:.2f} | {row['decay']:.1e}"
         lines.append(f"| {name} | {pace:g} | {seed} | {found} |")
+    where = {(row["machine"]["processor"], row["versions"]["torch"], row["commit"], row["date"]) for row in rows}
+    lines += [
+        "",
+        *(f"{name}, torch {torch_version}, commit {commit}, {date}." for name, torch_version, commit, date in sorted(where)),
+    ]
     return "\n".join(lines) + "\n"
 
 

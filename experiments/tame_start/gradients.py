@@ -10,8 +10,6 @@ loss is taken over a block's parameters, the largest of the three. ``decay`` is 
 from __future__ import annotations
 
 import argparse
-import json
-import math
 import time
 from pathlib import Path
 
@@ -19,6 +17,7 @@ import torch
 from torch import Tensor
 
 from miras.hf import MirasConfig, MirasForCausalLM
+from miras.lab import results
 from miras.lab.provenance import provenance
 from miras.nn.gates import LINKS, Gate
 
@@ -55,26 +54,21 @@ def norm(name: str, anchored: bool, decay: float, length: int) -> float:
 
 def measure(path: Path) -> None:
     """Every setting that is not in the file yet."""
-    done = {tuple(row["setting"]) for row in map(json.loads, path.read_text().splitlines())} if path.exists() else set()
+    done = {tuple(row["setting"]) for row in results.rows(path)}
     settings = [(n, a, d, t) for n in MODELS for a, d in ((False, 1e-3), (False, 1e-4), (True, 1e-3)) for t in LENGTHS]
     for setting in settings:
         if setting in done:
             continue
         began = time.monotonic()
         found = norm(*setting)
-        row = {
-            "setting": setting,
-            "norm": found if math.isfinite(found) else None,
-            "seconds": round(time.monotonic() - began, 1),
-        }
-        with path.open("a") as file:
-            file.write(json.dumps(row | provenance()) + "\n")
+        row = {"setting": setting, "norm": found, "seconds": round(time.monotonic() - began, 1)}
+        results.add(path, row | provenance())
         print(*setting, f"{found:.1e}", flush=True)
 
 
 def table(path: Path) -> str:
     """The page."""
-    rows = {tuple(row["setting"]): row["norm"] for row in map(json.loads, path.read_text().splitlines())}
+    rows = {tuple(row["setting"]): row["norm"] for row in results.rows(path)}
     lines = [
         "# Gradients at the start",
         "",

@@ -64,6 +64,12 @@ def noise_response(
     >>> [(name, bool(response.response.max() < 1e-4)) for name, response in found.items()]
     [('blocks.0.mixer', True), ('blocks.1.mixer', True)]
     """
+    met = layer_inputs(module, *inputs, **options)
+    return {name: layer_noise(layer, x, relative=relative, seed=seed) for name, (layer, x) in met.items()}
+
+
+def layer_inputs(module: nn.Module, *inputs: Any, **options: Any) -> dict[str, tuple[MirasLayer, Tensor]]:
+    """Every :class:`MirasLayer` of a layer, block or model, by its name, with the input ``[B,T,C]`` that it gets there."""
     layers = {name: part for name, part in module.named_modules() if isinstance(part, MirasLayer)}
     require(bool(layers), f"{type(module).__name__} has no MirasLayer to measure")
     given: dict[str, Tensor] = {}
@@ -82,4 +88,4 @@ def noise_response(
     finally:
         for hook in hooks:
             hook.remove()
-    return {name: layer_noise(layer, given[name], relative=relative, seed=seed) for name, layer in layers.items()}
+    return {name: (layer, given[name]) for name, layer in layers.items()}

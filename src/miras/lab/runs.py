@@ -125,15 +125,16 @@ def with_rate(plan: Plan, run: Run, bench: Bench) -> Run | None:
         return run
     experiment, _, stage = run.rate.rpartition("/")
     other = load(plan.folder.parent / experiment, tiny=plan.tiny) if experiment and experiment != plan.experiment else plan
-    rows = results.settled(results.rows(*bench.files(other)))
-    wanted = [found for found in other.of_stage(stage) if found.model == run.rate_of]
+    found = results.rows(*bench.files(plan))
+    rows = results.settled(found if other is plan else results.rows(*bench.files(other)))
+    wanted = [each for each in other.of_stage(stage) if each.model == run.rate_of]
     require(bool(wanted), f"{run.name}: the stage {run.rate} has no runs of {run.rate_of} to choose a learning rate from")
-    tried = [rows.get(found.key) for found in wanted]
+    tried = [rows.get(each.key) for each in wanted]
     if any(row is None for row in tried):
         return None
     finished = sorted((row for row in tried if row is not None and row["status"] == "finished"), key=valid_bits)
     require(bool(finished), f"{run.name}: every run of {run.rate} for {run.rate_of} diverged or failed")
-    return below_what_diverged(run, [row["options"]["optim.lr"] for row in finished], results.rows(*bench.files(plan)))
+    return below_what_diverged(run, [row["options"]["optim.lr"] for row in finished], found)
 
 
 def below_what_diverged(run: Run, rates: list[float], found: list[Line]) -> Run:
@@ -142,13 +143,13 @@ def below_what_diverged(run: Run, rates: list[float], found: list[Line]) -> Run:
     Where it diverged at all of them it is the last of those, which has a result.
     """
     ended = results.settled(found)
-    chosen = run.with_rate(rates[0])
-    while ended.get(chosen.key, {}).get("status") == "diverged":
-        rates = [rate for rate in rates if rate < chosen.options["optim.lr"]]
+    ready = run.with_rate(rates[0])
+    while ended.get(ready.key, {}).get("status") == "diverged":
+        rates = [rate for rate in rates if rate < ready.options["optim.lr"]]
         if not rates:
             break
-        chosen = run.with_rate(rates[0])
-    return chosen
+        ready = run.with_rate(rates[0])
+    return ready
 
 
 def valid_bits(row: Line) -> float:

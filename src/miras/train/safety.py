@@ -52,10 +52,10 @@ def after(spikes: Spikes, loss: float, taken: bool, config: SafetyConfig) -> Spi
     distance = loss - spikes.mean
     variance = (1 - rate) * (spikes.variance + rate * distance**2)
     mean, good = spikes.mean + rate * distance, spikes.good + 1
-    whole = good >= config.memory
-    first = mean if spikes.first is None and whole else spikes.first
-    lowest = min(mean, mean if spikes.lowest is None else spikes.lowest) if whole else None
-    return Spikes(mean, variance, good, 0, first, lowest)
+    if good < config.memory:
+        return Spikes(mean, variance, good)
+    first, lowest = (mean if known is None else known for known in (spikes.first, spikes.lowest))
+    return Spikes(mean, variance, good, 0, first, min(lowest, mean))
 
 
 def lost(spikes: Spikes, config: SafetyConfig) -> str | None:
