@@ -82,6 +82,8 @@ def explain_matrix(spec: Spec, device: torch.device, gradients: bool) -> tuple[B
     found = matrix_fla.settled(found, device, gradients)
     assert isinstance(found, matrix_fla.Plan)
     where = f"fla's {found.operation.name} for bf16 and fp16, plain PyTorch for float32 unless TF32 is allowed"
+    if gradients and matrix_fla.compiled_wrong(*matrix_fla.machine(device)):
+        where += f" and for heads whose channels are no multiple of {matrix_fla.WIDE}"
     if found.twin_of is None:
         return "fla", where
     return "fla", f"{where}; a twin of {found.twin_of.name}, since {matrix_fla.broken_backward(found.twin_of)}"

@@ -151,7 +151,7 @@ def choose(call: Call, size: int, backend: Backend, packed: bool) -> How:
     if backend != "triton":
         from .kernels import matrix_fla
 
-        own = matrix_fla.Call(q.device, q.dtype, q.shape[3] == v.shape[3], call.gates, call.backward, named)
+        own = matrix_fla.Call(q.device, q.dtype, (q.shape[3], v.shape[3]), call.gates, call.backward, named)
         reason = matrix_fla.why_not(spec, own)
         if reason is None:
             return "fla"

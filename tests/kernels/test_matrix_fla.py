@@ -371,7 +371,28 @@ def test_the_others_have_a_backward_pass_on_hopper(name, monkeypatch):
 )
 def test_which_machines_compile_it_incorrectly(major, triton, wrong):
     """The bounds of fla's own check, in fla/ops/common/chunk_o.py."""
-    assert matrix_fla.backward_is_wrong(major, triton) == wrong
+    assert matrix_fla.compiled_wrong(major, triton) == wrong
+
+
+@pytest.mark.parametrize("widths", [(64, 32), (32, 64), (96, 96)])
+def test_gradients_of_narrow_heads_are_refused_where_they_are_compiled_incorrectly(widths, wrong_backward, monkeypatch):
+    call = matrix_fla.Call(torch.device("cuda"), torch.bfloat16, widths, named=True)
+    narrow = next(width for width in widths if width != 64)
+    assert f"is wrong for {narrow} channels in 16 bits on Hopper" in matrix_fla.why_not(presets.linear_attention(), call)
+    assert "fla's chunk_kda is wrong" in matrix_fla.why_not(presets.gated_deltanet(), call)
+    assert "no multiple of 64" in explain(presets.linear_attention(), "cuda").reason
+    assert "multiple" not in explain(presets.linear_attention(), "cuda", gradients=False).reason
+    rest = [{"widths": (64, 128)}, {"backward": False}, {"dtype": torch.float32}]
+    assert all(matrix_fla.why_not(presets.linear_attention(), call._replace(**change)) is None for change in rest)
+    monkeypatch.setattr(matrix_fla, "machine", lambda device: (8, "3.6.0"))
+    assert matrix_fla.why_not(presets.linear_attention(), call) is None
+
+
+def test_a_call_of_narrow_heads_is_refused_with_what_to_do(wrong_backward):
+    spec, q, k, v, gates, keywords, _ = inputs("deltanet", torch.bfloat16)
+    memorize(spec, q, k, v, gates, backend="fla", **keywords)
+    with pytest.raises(ValueError, match=r"wrong for 8 channels in 16 bits .* multiples of 64, install Triton 3\.7\.1"):
+        memorize(spec, q.requires_grad_(), k, v, gates, backend="fla", **keywords)
 
 
 def momentum():
@@ -415,7 +436,7 @@ def test_refusals_that_depend_on_the_call(monkeypatch):
     assert "bf16 and fp16, not torch.float32" in matrix_fla.why_not(spec, matrix_fla.Call(gpu, torch.float32, named=True))
     mesa = matrix_fla.Call(gpu, torch.bfloat16)
     assert "not exact" in matrix_fla.why_not(presets.mesa(), mesa)
-    assert "one width" in matrix_fla.why_not(presets.mesa(), mesa._replace(named=True, square=False))
+    assert "one width" in matrix_fla.why_not(presets.mesa(), mesa._replace(named=True, widths=(64, 32)))
     single = matrix_fla.Call(gpu, torch.float32)
     assert "in TF32" in matrix_fla.why_not(presets.gla(), single)
     monkeypatch.setattr(torch, "get_float32_matmul_precision", lambda: "high")
@@ -437,13 +458,15 @@ def distance(got, want):
 
 @needs_gpu
 @pytest.mark.parametrize("dtype", ROUNDING, ids=str)
+@pytest.mark.parametrize("V", [64, 32])
 @pytest.mark.parametrize("name", CASES)
-def test_on_a_gpu(name, dtype):
+def test_on_a_gpu(name, V, dtype):
     """fla's kernels against plain PyTorch in float64, at odd lengths: outputs, states, gradients where fla has them."""
-    sizes = {"B": 2, "T": 333, "H": 4, "K": 64, "V": 64 if name == "mesa" else 32, "eta": 0.5, "decay": 0.02}
+    sizes = {"B": 2, "T": 333, "H": 4, "K": V if name == "mesa" else 64, "V": V, "eta": 0.5, "decay": 0.02}
     spec, q, k, v, gates, keywords, _ = inputs(name, torch.float64, **sizes)
     cuda = torch.device("cuda")
-    call = matrix_fla.Call(cuda, dtype, gates=None if name == "retnet" else shaped_by_head(gates), named=True)
+    own = None if name == "retnet" else shaped_by_head(gates)
+    call = matrix_fla.Call(cuda, dtype, (sizes["K"], V), gates=own, named=True)
     backward = matrix_fla.why_not(spec, call) is None
     refused = matrix_fla.why_not(spec, call._replace(backward=False))
     if refused is not None:
@@ -525,9 +548,10 @@ def twin_errors(name, D, rows, time, bounds, form, decay):
 
 @needs_gpu
 @pytest.mark.parametrize("name", CASES)
-def test_auto_on_a_gpu_is_right_with_and_without_gradients(name):
+@pytest.mark.parametrize("V", [64, 32])
+def test_auto_on_a_gpu_is_right_with_and_without_gradients(name, V):
     """Whatever it takes: fla where it is right, plain PyTorch where fla is not; packed sequences as well."""
-    sizes = {"B": 1, "T": 70, "K": 64, "V": 64 if name == "mesa" else 32, "eta": 0.5, "decay": 0.02}
+    sizes = {"B": 1, "T": 70, "K": V if name == "mesa" else 64, "V": V, "eta": 0.5, "decay": 0.02}
     spec, q, k, v, gates, keywords, _ = inputs(name, torch.float32, **sizes)
     low = [None if x is None else x.to("cuda", torch.bfloat16) for x in (q, k, v)]
     exact = [None if x is None else x.double() for x in low]

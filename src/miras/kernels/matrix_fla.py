@@ -49,6 +49,9 @@ OPERATIONS = {
 # one decay a head is one a key channel, all of them alike: what is gated may be run so, by a backward pass of its own
 TWINS = {"simple_gla": "gla", "gated_delta": "kda"}
 
+# the channels, and multiples of them, whose gradients were right wherever Triton compiles narrow ones incorrectly
+WIDE = 64
+
 
 class Plan(NamedTuple):
     """How fla runs a spec: its operation, whether the backward pass of that is the gated one, and whose twin it is if of any."""
@@ -136,7 +139,7 @@ class Call(NamedTuple):
 
     device: torch.device
     dtype: torch.dtype
-    square: bool = True
+    widths: tuple[int, int] = (64, 64)  # channels of a key and of a value
     gates: Gates | None = None
     backward: bool = True
     named: bool = False
@@ -144,7 +147,7 @@ class Call(NamedTuple):
 
 def why_not(spec: Spec, call: Call) -> str | None:
     """Why fla cannot run a call, or, unless it is named, should not; None where it can."""
-    device, dtype, square, gates, backward, named = call
+    device, dtype, widths, gates, backward, named = call
     found = plan(spec, gates)
     if isinstance(found, str):
         return found
@@ -155,12 +158,18 @@ def why_not(spec: Spec, call: Call) -> str | None:
         return f"fla's kernels need an NVIDIA GPU, not {device.type}"
     if dtype not in (torch.bfloat16, torch.float16, *(() if found.operation.half else (torch.float32,))):
         return f"fla's {name} takes bf16 and fp16{'' if found.operation.half else ' and float32'}, not {dtype}"
-    if found.key == "mesa" and not square:
+    if found.key == "mesa" and widths[0] != widths[1]:
         return f"fla's {name} takes keys and values of one width"
     here = settled(found, device, backward)
     if isinstance(here, str):
         return here
     name = here.operation.name
+    narrow = [width for width in widths if width % WIDE]
+    if backward and narrow and dtype != torch.float32 and compiled_wrong(*machine(device)):
+        return (
+            f"the backward pass of fla's {name} is wrong for {narrow[0]} channels in 16 bits on Hopper under Triton 3.4 to 3.7.0: "
+            f"give multiples of {WIDE}, install Triton 3.7.1 or later, or call without gradients"
+        )
     if not named and dtype == torch.float32 and torch.get_float32_matmul_precision() == "highest":
         return f"fla's {name} multiplies float32 in TF32, which torch.set_float32_matmul_precision('high') allows"
     if not named and not found.operation.exact:
@@ -170,7 +179,7 @@ def why_not(spec: Spec, call: Call) -> str | None:
 
 def settled(found: Plan, device: torch.device, backward: bool) -> Plan | str:
     """A plan on a machine: itself, or, where its backward pass is needed and wrong, its twin, or why fla refuses."""
-    if not (backward and found.gated and backward_is_wrong(*machine(device))):
+    if not (backward and found.gated and compiled_wrong(*machine(device))):
         return found
     if found.key not in TWINS:
         return f"{broken_backward(found.operation)}: install Triton 3.7.1 or later, or call without gradients"
@@ -190,8 +199,12 @@ def machine(device: torch.device) -> tuple[int, str]:
     return major, __version__
 
 
-def backward_is_wrong(major: int, triton: str) -> bool:
-    """Whether Triton compiles fla's gated backward pass incorrectly: on Hopper, from 3.4.0 to before 3.7.1. fla refuses it then."""
+def compiled_wrong(major: int, triton: str) -> bool:
+    """Whether Triton compiles some of fla's backward passes incorrectly: on Hopper, from 3.4.0 to before 3.7.1.
+
+    fla itself refuses the gated one then. Others are wrong for narrow heads: of 32 value channels, in bf16 and under Triton 3.6,
+    the gradients of linear attention and of the delta rule; 64 are right, and so is float32.
+    """
     version = tuple(map(int, re.findall(r"\d+", triton)[:3]))
     return major == 9 and (3, 4, 0) <= version < (3, 7, 1)
 
