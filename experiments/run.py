@@ -125,6 +125,14 @@ def main() -> None:
         worker(given)
         return
     check(given)
+    from miras.lab.sharing import shared_gpu
+
+    with shared_gpu(given.side_by_side):
+        lead(given)
+
+
+def lead(given: argparse.Namespace) -> None:
+    """Start the workers, and those that have ended by an error again."""
     began = time.monotonic()
     command = [sys.executable, __file__, *sys.argv[1:], "--worker"]
     environment = {**os.environ, "PYTHONUNBUFFERED": "1", "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}

@@ -92,6 +92,7 @@ def main() -> None:
     parser.add_argument("--rate", type=float, default=4e-3)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--output-gate", choices=("silu", "sigmoid", "none"), help="the model's own when not given")
+    parser.add_argument("--silu", action=argparse.BooleanOptionalAction, help="of q, k and v; the model's own when not given")
     parser.add_argument("--convolution", type=int, help="taps of the convolution, 0 for none; the model's own when not given")
     parser.add_argument(
         "--rope", action=argparse.BooleanOptionalAction, help="rotary positions; the model's own when not given"
@@ -104,6 +105,7 @@ def main() -> None:
     torch.manual_seed(given.seed)
     asked = {
         "output_gate": given.output_gate,
+        "silu": given.silu,
         "conv_kernel": given.convolution,
         "rope": given.rope,
         "chunk_size": given.chunk_size,

@@ -78,6 +78,7 @@ def main() -> None:
     parser.add_argument("--rate", type=float, default=4e-3)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--output-gate", choices=("silu", "sigmoid", "none"), help="the model's own when not given")
+    parser.add_argument("--silu", action=argparse.BooleanOptionalAction, help="of q, k and v; the model's own when not given")
     parser.add_argument("--pace", type=float, help="how fast gates learn beside the rest; the model's own when not given")
     parser.add_argument("--step-start", type=float, help="the relative step a deep memory starts with")
     parser.add_argument("--step-limit", type=float, help="its largest")
@@ -85,6 +86,7 @@ def main() -> None:
     torch.set_num_threads(1)
     changes = {
         "output_gate": given.output_gate,
+        "silu": given.silu,
         "gate_pace": given.pace,
         "step_start": given.step_start,
         "step_limit": given.step_limit,

@@ -25,6 +25,7 @@ import yaml
 from miras.lab.crew import Crew, Report, attempt
 from miras.lab.plan import Result, contestant_of, identity, predicted, read_plan, read_results
 from miras.lab.provenance import device_name, provenance
+from miras.lab.sharing import shared_gpu
 from miras.lab.tasks import TASKS, task_of
 from miras.lab.trial import Precision, Trial
 
@@ -167,9 +168,10 @@ def main() -> int:
     if given.list:
         print("\n".join(map(title, call.todo())))
         return 0
-    # results may say which trials come next
-    while todo := call.todo():
-        call.work(todo)
+    with shared_gpu(given.workers if call.device.type == "cuda" else 1):
+        # results may say which trials come next
+        while todo := call.todo():
+            call.work(todo)
     left = call.writer.trials - call.writer.told
     print(f"{left} not begun for want of time" if left else "all begun", f"in {time.time() - began:.0f} s", flush=True)
     return 1 if call.writer.failures else 0

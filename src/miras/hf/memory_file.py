@@ -44,6 +44,7 @@ IDENTITY = (
     "rope",
     "rope_base",
     "conv_kernel",
+    "silu",
     "output_gate",
     "value_norm",
     "gate_rank",

@@ -52,6 +52,7 @@ FIELDS = {
     "window": "sliding_window",
     "rope": "rope",
     "convolution": "conv_kernel",
+    "silu": "silu",
     "output_gate": "output_gate",
     "value_norm": "value_norm",
     "step": "step_start",
