@@ -1,6 +1,7 @@
-"""How fast the gates of a deep memory may learn: small models on text at a high rate, on the CPU, two minutes each.
+"""What keeps a deep memory together at a high rate: small models on text, on the CPU, two minutes each.
 
-    python experiments/first_steps/gates.py enwik8.xz    # adds to gates.jsonl beside this file
+    python experiments/first_steps/gates.py enwik8.xz    # adds to gates.jsonl beside this file what is not there
+    python experiments/first_steps/gates.py enwik8.xz --models yaad --variants "slow gates"
     python experiments/first_steps/gates.py --table      # docs/results/gate_pace.md from what is there
 
 130 steps of a schedule of 300 at a rate of 1e-2, 2 sequences of 2048 bytes a step. A step is thrown when the norm of its
@@ -13,6 +14,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import math
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import torch
@@ -26,8 +28,15 @@ from miras.lab.provenance import provenance
 
 HERE = Path(__file__).resolve().parent
 PAGE = HERE.parents[1] / "docs" / "results" / "gate_pace.md"
-MODELS = ("yaad", "yaad-anchored", "titans_lmm", "moneta")
-PACES, SEEDS = (1.0, 0.1), (0, 1)
+MODELS = ("yaad", "yaad-anchored", "titans_lmm", "moneta", "memora")
+VARIANTS: dict[str, dict[str, float | bool]] = {
+    "as it is": {},
+    "slow gates": {"gate_pace": 0.1},
+    "less slow gates": {"gate_pace": 0.3},
+    "centred keys": {"centre": True},
+    "no SiLU": {"silu": False},
+}
+SEEDS = (0, 1)
 BATCH, LENGTH, STEPS, STOP, RATE, THROWN, CHUNK = 2, 2048, 300, 130, 1e-2, 10.0, 64
 
 
@@ -46,19 +55,19 @@ def looked_at(model: MirasForCausalLM, ids: Tensor) -> dict[str, float]:
     return {"alike": sum(keys) / len(keys), "decay": max(decays)}
 
 
-def measure(text: Tensor, path: Path) -> None:
+def measure(text: Tensor, path: Path, models: list[str], variants: list[str]) -> None:
     """Every setting that is not in the file yet."""
     done = {tuple(row["setting"]) for row in results.rows(path)}
-    for seed, name, pace in itertools.product(SEEDS, MODELS, PACES):
-        if (name, pace, seed) in done:
+    for seed, name, variant in itertools.product(SEEDS, models, variants):
+        if (name, variant, seed) in done:
             continue
-        print(name, pace, seed, flush=True)
+        print(name, variant, seed, flush=True)
         torch.manual_seed(seed)
-        model = MirasForCausalLM(MirasConfig.preset(f"{name}-4m", **SIZES, gate_pace=pace))
+        model = MirasForCausalLM(MirasConfig.preset(f"{name}-4m", **SIZES, **VARIANTS[variant]))
         taken = train(model, text, STEPS, RATE, batch=BATCH, length=LENGTH, stop=STOP)
         norms = [step.norm if math.isfinite(step.norm) else math.inf for step in taken]
         row = {
-            "setting": (name, pace, seed),
+            "setting": (name, variant, seed),
             "thrown": sum(norm > THROWN for norm in norms),
             "norm": max(norms),
             "bits": late(taken),
@@ -70,22 +79,25 @@ def measure(text: Tensor, path: Path) -> None:
 def table(path: Path) -> str:
     """The page."""
     lines = [
-        "# How fast gates may learn",
+        "# What keeps a deep memory together",
         "",
         "Made by `python experiments/first_steps/gates.py --table` from `experiments/first_steps/gates.jsonl`: two blocks",
         "of 2 heads of 64 channels, the first 130 steps of 300 at a rate of 1e-2, 2 x 2048 bytes of enwik8 a step, float32.",
         "Thrown are steps whose gradient has a norm above 10; alike is the share of a chunk's keys along one direction after",
         "them, decay the largest mean of a channel's -log alpha.",
         "",
-        "| model | pace of the gates | seed | steps thrown | largest norm | bits/byte of the last 40 | keys alike | decay |",
+        *(f"- {name}: {told(changes)}" for name, changes in VARIANTS.items()),
+        "",
+        "| model | variant | seed | steps thrown | largest norm | bits/byte of the last 40 | keys alike | decay |",
         "|---|---|---|---|---|---|---|---|",
     ]
     rows = results.rows(path)
-    for row in sorted(rows, key=lambda row: (MODELS.index(row["setting"][0]), -row["setting"][1], row["setting"][2])):
-        name, pace, seed = row["setting"]
+    order = [*itertools.product(MODELS, VARIANTS, SEEDS)]
+    for row in sorted(rows, key=lambda row: order.index(tuple(row["setting"]))):
+        name, variant, seed = row["setting"]
         norm = "overflow" if row["norm"] is None else f"{row['norm']:.1e}"
         found = f"{row['thrown']} | {norm} | {row['bits']:.2f} | {row['alike']:.2f} | {row['decay']:.1e}"
-        lines.append(f"| {name} | {pace:g} | {seed} | {found} |")
+        lines.append(f"| {name} | {variant} | {seed} | {found} |")
     where = {(row["machine"]["processor"], row["versions"]["torch"], row["commit"], row["date"]) for row in rows}
     lines += [
         "",
@@ -94,11 +106,30 @@ def table(path: Path) -> str:
     return "\n".join(lines) + "\n"
 
 
+def told(changes: dict[str, float | bool]) -> str:
+    """What a variant changes."""
+    return ", ".join(f"`{name}={value}`" for name, value in changes.items()) or "the preset"
+
+
+def names(known: Iterable[str]) -> Callable[[str], list[str]]:
+    """Reads some of the known names, between commas."""
+
+    def read(text: str) -> list[str]:
+        for name in (given := text.split(",")):
+            if name not in known:
+                raise argparse.ArgumentTypeError(f"there is no {name!r}, but {', '.join(known)}")
+        return given
+
+    return read
+
+
 def main() -> None:
     """Measure, or write the page."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("text", type=Path, nargs="?", help="a text, packed by xz or not; its first 20 MB are taken")
     parser.add_argument("--results", type=Path, default=HERE / "gates.jsonl")
+    parser.add_argument("--models", type=names(MODELS), default=[*MODELS], help="some of them, between commas")
+    parser.add_argument("--variants", type=names(VARIANTS), default=[*VARIANTS], help="some of them, between commas")
     parser.add_argument("--table", action="store_true", help="write the page instead of measuring")
     given = parser.parse_args()
     torch.set_num_threads(1)
@@ -107,7 +138,7 @@ def main() -> None:
     elif given.text is None or not given.text.is_file():
         parser.error(f"there is no file {given.text}")
     else:
-        measure(text_of(given.text), given.results)
+        measure(text_of(given.text), given.results, given.models, given.variants)
 
 
 if __name__ == "__main__":

@@ -45,6 +45,7 @@ IDENTITY = (
     "rope_base",
     "conv_kernel",
     "silu",
+    "centre",
     "output_gate",
     "value_norm",
     "gate_rank",

@@ -117,7 +117,10 @@ def decorate(axes: Axes, title: str, below: str, beside: str) -> None:
 
 def saved(figure: Any, path: Path) -> Path:
     """The picture in both formats; the PNG's path."""
+    import matplotlib
+
     path.parent.mkdir(parents=True, exist_ok=True)
-    for suffix in (".png", ".svg"):
-        figure.savefig(path.with_name(path.name + suffix), metadata={"Date": None} if suffix == ".svg" else None)
+    with matplotlib.rc_context({"svg.hashsalt": path.name}):  # the same file from the same numbers
+        for suffix in (".png", ".svg"):
+            figure.savefig(path.with_name(path.name + suffix), metadata={"Date": None} if suffix == ".svg" else None)
     return path.with_name(path.name + ".png")

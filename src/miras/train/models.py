@@ -53,6 +53,7 @@ FIELDS = {
     "rope": "rope",
     "convolution": "conv_kernel",
     "silu": "silu",
+    "centre": "centre",
     "output_gate": "output_gate",
     "value_norm": "value_norm",
     "step": "step_start",
