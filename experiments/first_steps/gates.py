@@ -33,7 +33,6 @@ VARIANTS: dict[str, dict[str, float | bool]] = {
     "as it is": {},
     "slow gates": {"gate_pace": 0.1},
     "less slow gates": {"gate_pace": 0.3},
-    "centred keys": {"centre": True},
     "no SiLU": {"silu": False},
 }
 SEEDS = (0, 1)

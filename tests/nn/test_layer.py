@@ -12,15 +12,11 @@ from miras import Spec, algorithm, bias, memory, nn, presets, retention
 from miras.nn import MirasLayer, recipe_of
 
 CHUNK, TIME, DIM = 4, 15, 16
-CENTRED = ", centred"
-each_preset = pytest.mark.parametrize("name", [*presets.PRESETS, f"yaad{CENTRED}", f"gated_deltanet{CENTRED}"])
+each_preset = pytest.mark.parametrize("name", presets.PRESETS)
 
 
 def build(spec, dtype=torch.float64, **options):
     torch.manual_seed(1)
-    if isinstance(spec, str) and spec.endswith(CENTRED):
-        spec = spec.removesuffix(CENTRED)
-        options["recipe"] = dataclasses.replace(recipe_of(presets.get(spec)), centre=True)
     layer = MirasLayer(DIM, 2, spec, **{"chunk_size": CHUNK, **options}).to(dtype)
     # gates that differ from token to token, and steps that matter
     for gate in layer.gates.values():
@@ -263,18 +259,6 @@ CASES = {
         "the recipe's time_step is what log_alpha is made of, and retnet.* has no such gate",
     ),
     "convolution": (lambda: nn.Recipe(convolution=1), "Recipe's convolution has 2 taps or more, or is None, got 1"),
-    "centred pairs": (
-        lambda: MirasLayer(16, 2, "delta_product", recipe=dataclasses.replace(nn.RECIPES["delta_product"], centre=True)),
-        "the recipe centres keys, and .* has not one of its own a token",
-    ),
-    "centred, not of unit length": (
-        lambda: dataclasses.replace(nn.RECIPES["mamba2"], centre=True),
-        "Recipe centres keys of unit length alone, not 'plain' ones",
-    ),
-    "a state without its keys": (
-        lambda: build("yaad, centred")(draw(1, 4, 16), build("yaad")(draw(1, 4, 16))[1]),
-        "state must hold the sum of its keys",
-    ),
     "another memory's state": (
         lambda: MirasLayer(16, 2, "yaad")(torch.randn(1, 4, 16), MirasLayer(16, 2, "gla")(torch.randn(1, 4, 16))[1]),
         "window",

@@ -29,7 +29,6 @@ class MirasConfig(PreTrainedConfig):
         rope: whether q and k have rotary positions, of base ``rope_base``; as the preset's recipe has it if None.
         conv_kernel: taps of the causal convolution, 0 for none; as the recipe has it if None.
         silu: whether q, k and v pass through SiLU; as the recipe has it if None.
-        centre: whether q and k are taken less the mean of the keys so far; as the recipe has it if None.
         output_gate: "silu", "sigmoid" or "none", the gate on a head's output; as the recipe has it if None.
         value_norm: whether each head's value is scaled to unit RMS.
         gate_rank: rank of the channel-wise gates' projections; as the recipe has it if None.
@@ -57,7 +56,6 @@ class MirasConfig(PreTrainedConfig):
     rope_base: float = 10000.0
     conv_kernel: int | None = None
     silu: bool | None = None
-    centre: bool | None = None
     output_gate: str | None = None
     value_norm: bool = False
     gate_rank: int | None = None
@@ -112,7 +110,8 @@ class MirasConfig(PreTrainedConfig):
             changes["rope"] = self.rope_base if self.rope else None
         if self.conv_kernel is not None:
             changes["convolution"] = self.conv_kernel or None
-        changes |= {name: value for name in ("silu", "centre") if (value := getattr(self, name)) is not None}
+        if self.silu is not None:
+            changes["silu"] = self.silu
         if self.output_gate is not None:
             changes["output_gate"] = None if self.output_gate == "none" else self.output_gate
         if self.weight_start is not None:

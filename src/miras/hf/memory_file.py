@@ -45,7 +45,6 @@ IDENTITY = (
     "rope_base",
     "conv_kernel",
     "silu",
-    "centre",
     "output_gate",
     "value_norm",
     "gate_rank",

@@ -82,7 +82,7 @@ def walk(layer: MirasLayer, x: Tensor, advance: Callable[[int], None] = lambda t
     for left, right in _stretches(spec, size, time):
         if not isinstance(state, CacheState):
             found.append(surprise(spec, pairs.cut(left, right), norm, state))
-        y, state = layer.remember(_cut(prepared, left, right), MirasState(prepared.window, state, prepared.seen, prepared.keys))
+        y, state = layer.remember(_cut(prepared, left, right), MirasState(prepared.window, state, prepared.seen))
         outputs.append(y)
         if right % size == 0 or right == time:
             ends.append(right)

@@ -36,9 +36,7 @@ def parts_of(recipe: Recipe, heads: int, keys: int, values: int, pairs: int, tie
     unit = recipe.treatment == "unit length"
     length, eps = (keys**-0.5, EPS / keys) if unit else (1.0, None)
     key = Part(pairs * heads, keys, length, eps, recipe.treatment == "positive")
-    # what is centred is scaled after that
-    scaled = recipe.scaled and not recipe.centre
-    query = key._replace(heads=heads, factor=length * keys**-0.5 if scaled else length)
+    query = key._replace(heads=heads, factor=length * keys**-0.5 if recipe.scaled else length)
     value = Part(pairs * heads, values, eps=EPS if recipe.value_norm else None)
     return (query, value) if tied else (query, key, value)
 

@@ -18,7 +18,6 @@ from ..memory import MLP
 from ..retention import L2
 from ..spec import Spec
 from ..types import AnyState, Gates, require
-from .centre import centred, none_read
 from .convolution import ShortConvolution, TokenShift
 from .extras import Extras
 from .functional import turned, turns
@@ -35,20 +34,19 @@ class MirasState(NamedTuple):
     """What a layer carries from one call to the next, a row for each sequence.
 
     ``window`` ``[B,W-1,...]`` is what the convolution still sees, ``memory`` the memory's own state, ``seen`` ``[B]`` the
-    number of tokens read, ``keys`` ``[B,H,K]`` the sum of their keys where keys are centred.
+    number of tokens read.
     """
 
     window: Tensor
     memory: AnyState
     seen: Tensor
-    keys: Tensor | None = None
 
 
 class Prepared(NamedTuple):
     """What a layer hands to its memory, and keeps for after it.
 
     q ``[B,T,H,K]``, k ``[B,T P,H,K]`` (None where it is tied to the decay) and v ``[B,T P,H,V]``; the gates; the output gate's
-    projection ``[B,T,H V]``, or None; the window, the number of tokens seen and the sum of their keys, to go on with.
+    projection ``[B,T,H V]``, or None; the window and the number of tokens seen, to go on with.
     """
 
     q: Tensor
@@ -58,7 +56,6 @@ class Prepared(NamedTuple):
     output: Tensor | None
     window: Tensor
     seen: Tensor
-    keys: Tensor | None
 
 
 class Streams(NamedTuple):
@@ -120,8 +117,6 @@ class MirasLayer(nn.Module):
         self.chunk_size, self.backend = chunk_size, backend
         self.pairs = self.spec.algorithm.pairs if isinstance(self.spec.algorithm, Descent) else 1
         tied = isinstance(self.spec.retention, L2) and self.spec.retention.tied
-        plain = self.pairs == 1 and not tied
-        require(plain or not self.recipe.centre, f"the recipe centres keys, and {self.spec} has not one of its own a token")
         self.parts = parts_of(self.recipe, heads, self.keys, self.values, self.pairs, tied)
         self.projected = sum(part.width for part in self.parts)
         self.q_proj = nn.Linear(dim, self.parts[0].width, bias=False)
@@ -184,7 +179,7 @@ class MirasLayer(nn.Module):
             return packing.unpack(y), state
         prepared = self.prepare(x, state, cu_seqlens=cu_seqlens)
         y, memory = self.remember(prepared, state, cu_seqlens=cu_seqlens)
-        return self.finish(prepared, y), MirasState(prepared.window, memory, prepared.seen, prepared.keys)
+        return self.finish(prepared, y), MirasState(prepared.window, memory, prepared.seen)
 
     def prepare(self, x: Tensor, state: MirasState | None = None, *, cu_seqlens: Tensor | None = None) -> Prepared:
         """Everything before the memory: projections, convolution, treatment of q and k, gates."""
@@ -197,13 +192,12 @@ class MirasLayer(nn.Module):
             window = state.window
         seen = torch.zeros(rows, dtype=torch.long, device=x.device) if state is None else state.seen
         streams, q, k, v, window = self._project(x, window, places)
-        q, k, keys = self._centred(q, k, rows, state, seen, places)
         q, k = self._rotated(q, k, seen, places)
         output, met = self._first_products(streams)
         gates, step = self._gate_values(streams.gates, met)
         k, v, gates = self.extras.pairs(k, v, gates, step)
         read = x.shape[1] if places is None else places.lengths
-        return Prepared(q, k, v, gates, output, window, seen + read, keys)
+        return Prepared(q, k, v, gates, output, window, seen + read)
 
     def remember(
         self, prepared: Prepared, state: MirasState | None = None, *, cu_seqlens: Tensor | None = None
@@ -257,19 +251,6 @@ class MirasLayer(nn.Module):
             q, *k, v = each_treated(alone, self.parts, self.recipe.silu)
         shape = (x.shape[0], x.shape[1] * self.pairs, self.heads)
         return streams, q, k[0].reshape(*shape, self.keys) if k else None, v.reshape(*shape, self.values), window
-
-    def _centred(
-        self, q: Tensor, k: Tensor | None, rows: int, state: MirasState | None, seen: Tensor, places: Places | None
-    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        """q and k less what all keys share, where a recipe asks for that, and the sum of keys to go on with."""
-        if not self.recipe.centre:
-            return q, k, None
-        assert k is not None
-        before = none_read(rows, k) if state is None else state.keys
-        require(before is not None, "state must hold the sum of its keys: it is of a layer that does not centre them")
-        assert before is not None
-        q, k, keys = centred(q, k, before, seen, places)
-        return q * self.keys**-0.5 if self.recipe.scaled else q, k, keys
 
     def _rotated(self, q: Tensor, k: Tensor | None, seen: Tensor, places: Places | None) -> tuple[Tensor, Tensor | None]:
         """q and k with their positions, where a recipe has any."""

@@ -34,7 +34,6 @@ class Recipe:
         silu: whether q, k and v pass through SiLU.
         treatment: of q and k: scaled to unit length, through elu + 1, or left as they are.
         scaled: whether q is divided by sqrt(K).
-        centre: whether q and k are taken less the mean of the keys so far, and scaled to unit length again.
         rope: the base of rotary positions on q and k, or None.
         value_norm: whether each head's value is scaled to unit RMS.
         start: standard deviation of a memory's learned initial weights (of their logits' spread, on a simplex).
@@ -52,7 +51,6 @@ class Recipe:
     silu: bool = True
     treatment: Treatment = "unit length"
     scaled: bool = False
-    centre: bool = False
     rope: float | None = None
     value_norm: bool = False
     start: float = 1.0
@@ -67,8 +65,6 @@ class Recipe:
         require(width is None or width >= 2, f"Recipe's convolution has 2 taps or more, or is None, got {width}")
         known = get_args(Treatment)
         require(self.treatment in known, f"Recipe's treatment is one of {known}, got {self.treatment!r}")
-        unit = self.treatment == "unit length"
-        require(unit or not self.centre, f"Recipe centres keys of unit length alone, not {self.treatment!r} ones")
         gates = (None, *get_args(OutputGate))
         require(self.output_gate in gates, f"Recipe's output_gate is one of {gates}, got {self.output_gate!r}")
         require(self.start > 0, f"Recipe's start must be > 0, got {self.start}")

@@ -189,7 +189,6 @@ class ModelConfig:
     rope: bool | None = option(None, "rotary positions on q and k, instead of what the preset has")
     convolution: int | None = option(None, "taps of the short convolution on q, k and v, 0 for none, instead of the preset's")
     silu: bool | None = option(None, "q, k and v through SiLU, instead of what the preset has")
-    centre: bool | None = option(None, "q and k less the mean of the keys so far, instead of what the preset has")
     output_gate: Literal["silu", "sigmoid", "none"] | None = option(None, "of a head's output, instead of the preset's")
     value_norm: bool | None = option(None, "each head's value scaled to unit RMS, instead of what the preset has")
     step: float | None = option(None, "the relative step that a deep memory starts with, instead of the preset's")

@@ -53,7 +53,6 @@ FIELDS = {
     "rope": "rope",
     "convolution": "conv_kernel",
     "silu": "silu",
-    "centre": "centre",
     "output_gate": "output_gate",
     "value_norm": "value_norm",
     "step": "step_start",
