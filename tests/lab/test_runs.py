@@ -145,7 +145,7 @@ def test_a_run_that_was_thrown_off_takes_the_next_lower_rate(done, place):
 
 
 def test_a_killed_run_goes_on(done, place):
-    """Killed in the middle of its third run: begun again, the plan ends with the same losses."""
+    """Killed in the middle of its last run: begun again, that one comes first and ends with the same losses."""
     code = f"""
 from pathlib import Path
 from miras.lab.page import page
@@ -162,8 +162,9 @@ work_through(load(place / "words"), Bench(data=place / "data", out=place / "kill
     os.kill(process.pid, signal.SIGKILL)
     process.wait()
     assert list(folder.glob("checkpoints/step-*")) and not (place / "killed" / "words" / "results.jsonl").exists()
-    assert work_through(load(place / "words"), bench(place, "killed"), only="long") == []
-    (row,) = results.rows(place / "killed" / "words" / "results.jsonl")
+    assert work_through(load(place / "words"), bench(place, "killed"), only="grid,long") == []
+    row, *others = results.rows(place / "killed" / "words" / "results.jsonl")
+    assert [other["stage"] for other in others] == ["grid", "grid"]
     assert row["curve"] == done[2][-1]["curve"] and row["valid"] == done[2][-1]["valid"]
     assert len(json.loads((folder / "run.json").read_text())["starts"]) == 2
 

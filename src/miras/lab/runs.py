@@ -79,16 +79,15 @@ class Bench:
 
 
 def work_through(plan: Plan, bench: Bench, only: str = "") -> list[str]:
-    """Do every run that is ready, not done, and fits the time; what was said about the others.
+    """Do every run that is ready, not done, and fits the time, those first that were begun; what was said about the others.
 
     A run may become ready by another, whose result chooses its learning rate: so there are several rounds.
     """
+    wanted = [run for run in plan.runs if chosen(run, only)]
     while True:
         said: list[str] = []
         done = elsewhere = 0
-        for run in plan.runs:
-            if not chosen(run, only):
-                continue
+        for run in sorted(wanted, key=lambda run: not begun(run, bench)):
             if bench.left() <= 0:
                 return [*said, "the time of this call is over"]
             found = results.rows(*bench.files(plan))
@@ -168,12 +167,17 @@ def why_not(run: Run, found: list[Line], bench: Bench) -> str | None:
     return None
 
 
+def begun(run: Run, bench: Bench) -> bool:
+    """Whether there is a checkpoint of a run to go on from."""
+    return (bench.out / run.experiment / run.name / "checkpoints").exists()
+
+
 def predicted(run: Run, found: list[Line], bench: Bench) -> float | None:
     """Seconds that a run will take by the pace of the same model on the same device; None where it was never seen there.
 
     What a run has done already in ``out`` is not counted off, so a run that was begun is always gone on with.
     """
-    if (bench.out / run.experiment / run.name / "checkpoints").exists():
+    if begun(run, bench):
         return None
     config = run.config(bench.options)
     shape = [config.data.length, config.data.batch]
