@@ -9,6 +9,7 @@ from findings import conclusions
 from measure import CHUNKS, DECAY, DELTA, KEYS, MODELS, MU, RETENTION_CHUNKS, SMALL_STEP, STEPS, STRONG_DECAY
 from rows import CLOSE, SHARE, Results, Row, close, largest, learned, percent, wrapped
 
+from miras.files import write_figure
 from miras.lab.tables import Table, markdown
 
 if TYPE_CHECKING:
@@ -117,7 +118,6 @@ Made by `python experiments/chunk_drift/run.py` from `experiments/chunk_drift/re
 
 def picture(rows: list[Row], path: Path) -> None:
     """Drift of outputs (above) and of the worse of the two weights (below), a column for each kind of keys and steps."""
-    import matplotlib
     from matplotlib.figure import Figure
 
     results = Results(rows)
@@ -136,8 +136,7 @@ def picture(rows: list[Row], path: Path) -> None:
         "How far the chunk form drifts from the exact recurrence "
         f"(solid: as in the paper, dashed: anchored, dotted: {100 * CLOSE:g} %)"
     )
-    with matplotlib.rc_context({"svg.hashsalt": "chunk_drift"}):  # the same file from the same numbers
-        figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
+    write_figure(figure, path)
 
 
 def draw(axes: Axes, results: Results, keys: str, step: float, whats: tuple[str, ...]) -> None:

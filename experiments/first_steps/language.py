@@ -90,6 +90,8 @@ def main() -> None:
     parser.add_argument("--model", default="yaad", help="a preset, or PRESET-anchored")
     parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--rate", type=float, default=4e-3)
+    parser.add_argument("--batch", type=int, default=B)
+    parser.add_argument("--length", type=int, default=T, help=f"bytes of a sequence (default {T})")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--output-gate", choices=("silu", "sigmoid", "none"), help="the model's own when not given")
     parser.add_argument("--silu", action=argparse.BooleanOptionalAction, help="of q, k and v; the model's own when not given")
@@ -97,6 +99,7 @@ def main() -> None:
     parser.add_argument(
         "--rope", action=argparse.BooleanOptionalAction, help="rotary positions; the model's own when not given"
     )
+    parser.add_argument("--pace", type=float, help="how fast gates learn beside the rest; the model's own when not given")
     parser.add_argument("--chunk-size", type=int, help="tokens of a chunk; the model's own when not given")
     given = parser.parse_args()
     if not given.text.is_file():
@@ -108,11 +111,12 @@ def main() -> None:
         "silu": given.silu,
         "conv_kernel": given.convolution,
         "rope": given.rope,
+        "gate_pace": given.pace,
         "chunk_size": given.chunk_size,
     }
     changes = {name: value for name, value in asked.items() if value is not None}
     model = MirasForCausalLM(MirasConfig.preset(f"{given.model}-4m", **SIZES, **changes))
-    taken = train(model, text_of(given.text), given.steps, given.rate)
+    taken = train(model, text_of(given.text), given.steps, given.rate, given.batch, given.length)
     print(f"{given.model} {changes}: {late(taken):.3f} bits/byte, largest gradient norm {max(step.norm for step in taken):.1e}")
 
 

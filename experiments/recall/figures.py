@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 from summary import ORDER, Section, place
 
+from miras.files import write_figure
+
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
@@ -128,11 +130,8 @@ def ordered(section: Section) -> list[str]:
 
 def save(figure: Figure, path: Path) -> None:
     """Write a picture as PNG and SVG: the same files from the same numbers."""
-    import matplotlib
-
-    with matplotlib.rc_context({"svg.hashsalt": path.name}):
-        figure.savefig(path.with_suffix(".png"))
-        figure.savefig(path.with_suffix(".svg"), metadata={"Date": None})
+    for suffix in (".png", ".svg"):
+        write_figure(figure, path.with_suffix(suffix))
 
 
 def length_sections(found: list[Section]) -> list[Section]:

@@ -33,6 +33,15 @@ def replacing(path: Path) -> Iterator[Path]:
         fresh.unlink(missing_ok=True)
 
 
+def write_figure(figure: Any, path: Path, **how: Any) -> None:
+    """A figure of matplotlib's in the format that a name ends with: the same file from the same numbers."""
+    import matplotlib
+
+    kind = path.suffix[1:]
+    with matplotlib.rc_context({"svg.hashsalt": path.stem}), replacing(path) as fresh:
+        figure.savefig(fresh, format=kind, metadata={"Date": None} if kind == "svg" else None, **how)
+
+
 def check_target(path: Path, what: str) -> None:
     """Find out before the work, not after it, that a place cannot be written to."""
     require(path.parent.is_dir(), f"{what} {path}: there is no folder {path.parent}")

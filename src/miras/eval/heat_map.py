@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from ..files import check_target, replacing
+from ..files import check_target, write_figure
 from .needle import Cell
 
 COLOURS = "viridis"
@@ -48,8 +48,7 @@ def draw(cells: Sequence[Cell], paths: Sequence[Path], title: str) -> None:
     figure.suptitle(title, x=0.01, ha="left", fontsize=11)
     for path in paths:
         check_target(path, "cannot write")
-        with replacing(path) as fresh:
-            figure.savefig(fresh, dpi=130, format=path.suffix[1:])
+        write_figure(figure, path, dpi=130)
 
 
 def length_of(tokens: int) -> str:

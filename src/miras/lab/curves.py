@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..eval import heat_map
 from ..eval.needle import Cell
+from ..files import write_figure
 from ..train.metrics import Line
 from .evidence import UNITS, Entry, chooses, entries, long_reads, read_of, unit_of
 from .plan_file import Plan
@@ -117,10 +118,7 @@ def decorate(axes: Axes, title: str, below: str, beside: str) -> None:
 
 def saved(figure: Any, path: Path) -> Path:
     """The picture in both formats; the PNG's path."""
-    import matplotlib
-
     path.parent.mkdir(parents=True, exist_ok=True)
-    with matplotlib.rc_context({"svg.hashsalt": path.name}):  # the same file from the same numbers
-        for suffix in (".png", ".svg"):
-            figure.savefig(path.with_name(path.name + suffix), metadata={"Date": None} if suffix == ".svg" else None)
+    for suffix in (".png", ".svg"):
+        write_figure(figure, path.with_name(path.name + suffix))
     return path.with_name(path.name + ".png")
