@@ -34,6 +34,8 @@ VARIANTS: dict[str, dict[str, float | bool]] = {
     "slow gates": {"gate_pace": 0.1},
     "less slow gates": {"gate_pace": 0.3},
     "no SiLU": {"silu": False},
+    "bounded": {"backward_bound": 1.0},
+    "bounded by 2": {"backward_bound": 2.0},
 }
 SEEDS = (0, 1)
 BATCH, LENGTH, STEPS, STOP, RATE, THROWN, CHUNK = 2, 2048, 300, 130, 1e-2, 10.0, 64

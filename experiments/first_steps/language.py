@@ -100,6 +100,7 @@ def main() -> None:
         "--rope", action=argparse.BooleanOptionalAction, help="rotary positions; the model's own when not given"
     )
     parser.add_argument("--pace", type=float, help="how fast gates learn beside the rest; the model's own when not given")
+    parser.add_argument("--bound", type=float, help="of the backward pass through the memory; none when not given")
     parser.add_argument("--chunk-size", type=int, help="tokens of a chunk; the model's own when not given")
     given = parser.parse_args()
     if not given.text.is_file():
@@ -112,6 +113,7 @@ def main() -> None:
         "conv_kernel": given.convolution,
         "rope": given.rope,
         "gate_pace": given.pace,
+        "backward_bound": given.bound,
         "chunk_size": given.chunk_size,
     }
     changes = {name: value for name, value in asked.items() if value is not None}

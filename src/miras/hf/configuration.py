@@ -26,6 +26,7 @@ class MirasConfig(PreTrainedConfig):
         head_dim, value_head_dim: channels of a head; ``hidden_size / num_attention_heads`` and ``head_dim`` if None.
         sliding_window: makes it a hybrid: every second block is attention over that many tokens; None: none is.
         chunk_size: tokens of a chunk; the spec's own if None.
+        backward_bound: what gradients through a deep memory are held to, as in :func:`miras.memorize`; not at all if None.
         rope: whether q and k have rotary positions, of base ``rope_base``; as the preset's recipe has it if None.
         conv_kernel: taps of the causal convolution, 0 for none; as the recipe has it if None.
         silu: whether q, k and v pass through SiLU; as the recipe has it if None.
@@ -52,6 +53,7 @@ class MirasConfig(PreTrainedConfig):
     value_head_dim: int | None = None
     sliding_window: int | None = None
     chunk_size: int | None = None
+    backward_bound: float | None = None
     rope: bool | None = None
     rope_base: float = 10000.0
     conv_kernel: int | None = None
@@ -93,6 +95,8 @@ class MirasConfig(PreTrainedConfig):
         require(self.loss_chunk >= 0, f"loss_chunk must be >= 0, got {self.loss_chunk}")
         window = self.sliding_window
         require(window is None or window >= 1, f"sliding_window must be 1 or more, or None, got {window}")
+        bound = self.backward_bound
+        require(bound is None or bound >= 1, f"backward_bound is None or a number >= 1, got {bound!r}")
         super().__post_init__(**kwargs)
 
     @property
@@ -147,6 +151,7 @@ class MirasConfig(PreTrainedConfig):
             recipe=self.recipe,
             chunk_size=self.chunk_size,
             norm_eps=self.rms_norm_eps,
+            backward_bound=self.backward_bound,
         )
 
     @classmethod

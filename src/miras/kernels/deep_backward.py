@@ -21,10 +21,13 @@ from .write_backward_kernels import anchor_backward, scan_backward, write_backwa
 
 
 def backward(
-    given: Given, ends: tuple[Tensor, Tensor], saved: Saved, outer: Result
+    given: Given, ends: tuple[Tensor, Tensor], saved: Saved, outer: Result, bound: float = 0.0
 ) -> tuple[Tokens, Weights, Momentum | None, Lead | None]:
-    """The gradients of tokens, weights, momentum and first tokens, given those of the results, ``outer``; ``ends`` are the outgoing weights."""
-    run = Pass(given, saved, outer)
+    """The gradients of tokens, weights, momentum and first tokens, given those of the results, ``outer``; ``ends`` are the outgoing weights.
+
+    ``bound`` is that of ``forms.bounded``, 0 for none.
+    """
+    run = Pass(given, saved, outer, bound)
     run.read()
     run.scan(ends)
     run.write()
@@ -41,11 +44,11 @@ class Pass:
     product enters. What is not needed any more is let go: several of these tensors are as large as the weights of all chunks.
     """
 
-    def __init__(self, given: Given, saved: Saved, outer: Result) -> None:
+    def __init__(self, given: Given, saved: Saved, outer: Result, bound: float) -> None:
         tokens, weights, momentum, lead, rows, size, bias, link = given
         q = tokens.q
         self.tokens, self.weights, self.momentum, self.lead = tokens, weights, momentum, lead
-        self.rows, self.size, self.link, self.saved, self.outer = rows, size, link, saved, outer
+        self.rows, self.size, self.link, self.saved, self.outer, self.bound = rows, size, link, saved, outer, bound
         self.device, self.p = DEVICE[bias.name], bias.p
         heads, channels = q.shape[1:]
         hidden, chunks = weights.w2.shape[2], rows.row.shape[0]
@@ -63,6 +66,7 @@ class Pass:
         # every sequence adds to its anchors
         self.dlead = None if lead is None else Lead(*(torch.zeros_like(x) for x in lead))
         self.dscale = torch.empty(chunks, heads, 5, device=q.device) if link.q > 0 else None
+        self.asked = torch.empty(chunks, heads, device=q.device) if bound > 0 else None
         self.dlog = torch.empty_like(q, dtype=torch.float32)
         self.do, self.late_do, self.dx, self.dwhole, self.du1 = (torch.empty_like(q) for _ in range(5))
         self.hiddens: tuple[Tensor, ...] = tuple(q.new_empty(chunks, heads, hidden, size) for _ in range(3))
@@ -96,16 +100,16 @@ class Pass:
             dside = (own.push1, own.push2) if self.moves else self.danchors
             read_backward_resident[self.grid](
                 *tiles, *side, dread, own.dq_speed if self.moves else dq_anchor, self.dwhole, self.dx, self.du1, *hiddens, *dside,
-                sigma, saved.norms, self.dscale, *places, *self.sizes, *self.steps,
-                ANCHORED=say.anchored, MOMENTUM=self.moves, LINK=self.link.q, **say.led,
+                sigma, saved.norms, self.dscale, self.asked, *places, *self.sizes, *self.steps,
+                ANCHORED=say.anchored, BOUNDED=self.asked is not None, MOMENTUM=self.moves, LINK=self.link.q, **say.led,
                 # with more weights only one program fits a multiprocessor, which may then have all registers
                 **({"num_warps": 8} if say.anchored or self.moves else FULL),
             )  # fmt: skip
         else:
             read_backward[self.grid](
                 *tiles, *self.anchors, dread, dq_anchor, self.dwhole, self.dx, self.du1, *hiddens, *self.danchors,
-                sigma, saved.speeds1, saved.speeds2, own.dq_speed, own.push1, own.push2, saved.norms, self.dscale,
-                *places, *self.sizes, *self.steps, ANCHORED=say.anchored, **say.read_backward,
+                sigma, saved.speeds1, saved.speeds2, own.dq_speed, own.push1, own.push2, saved.norms, self.dscale, self.asked,
+                *places, *self.sizes, *self.steps, ANCHORED=say.anchored, BOUNDED=self.asked is not None, **say.read_backward,
             )  # fmt: skip
         # what arrives at the writes takes the place of what no kernel reads any more
         self.dq, self.dwrite = torch.empty_like(q), self.late_do
@@ -142,19 +146,21 @@ class Pass:
             saved.starts2, *ends, saved.norms, self.dscale, *(self.lead or NO_LEAD), saved.lead_o, saved.before1, saved.before2, *norm,
             *(self.dlead or NO_LEAD), self.dgain[-1], self.dshift[-1],
         )  # fmt: skip
-        told = self.slopes() | {"ANCHORED": say.anchored}
+        limits = None if self.asked is None else _limits(self.bound, self.asked, self.outer, self.rows, self.size)
+        held = {"BOUNDED": limits is not None}
+        told = self.slopes() | {"ANCHORED": say.anchored} | held
         programs, where = (self.rows.first.shape[0], self.sizes[0]), (*self.places, *self.sizes)
         if say.scan_backward_resident and self.moves:
             from .resident_momentum_backward import scan_backward_momentum
 
-            scan_backward_momentum[programs](*arguments, *pushes, *where, num_warps=8)
+            scan_backward_momentum[programs](*arguments, *pushes, limits, *where, **held, num_warps=8)
         elif say.scan_backward_resident:
             from .resident_backward import scan_backward_resident
 
             maps = (link.q, link.floor, link.mass1, link.mass2)
-            scan_backward_resident[programs](*arguments, *mapped, *where, *maps, **told, num_warps=8)
+            scan_backward_resident[programs](*arguments, *mapped, limits, *where, *maps, **told, num_warps=8)
         else:
-            scan_backward[programs](*arguments, *pushes, *mapped, *where, **told, **say.scan_backward)
+            scan_backward[programs](*arguments, *pushes, *mapped, limits, *where, **told, **say.scan_backward)
         # what arrives at both writes takes the place of the linearised errors
         self.dy1, self.dy2 = unit, pull
 
@@ -254,6 +260,24 @@ def _join_states(move1: Tensor, move2: Tensor, rows: Rows, size: int, outer: Res
     for move, state, tail in ((move1, outer.w1, outer.tail1), (move2, outer.w2, outer.tail2)):
         move.index_copy_(0, end, state.to(move.dtype))
         move.index_add_(0, (end - 1).clamp_min(0), torch.where(begun, tail, 0.0).to(move.dtype))
+
+
+def _limits(bound: float, asked: Tensor, outer: Result, rows: Rows, size: int) -> Tensor:
+    """How large the adjoint of each state may be ``[N+R,H]``: a bound times what all reads of its sequence ask for from there on.
+
+    ``asked`` ``[N,H]`` holds the squares of what each chunk's reads do; the outgoing state asks for what arrives at it.
+    """
+    chunks, sequences = rows.row.shape[0], rows.first.shape[0]
+    norms = asked.new_zeros(chunks + sequences, asked.shape[1])
+    norms.index_copy_(0, torch.arange(chunks, device=asked.device) + rows.row, asked.sqrt())
+    states = [x.flatten(2) for x in (outer.w1, outer.w2, outer.speed1, outer.speed2) if x.numel()]
+    norms.index_copy_(0, _last(rows, size), torch.linalg.vector_norm(torch.cat(states, 2), dim=2))
+    later = norms.double().flip(0).cumsum(0).flip(0)
+    # states of one sequence lie behind each other, the outgoing one last
+    first = rows.chunk + torch.arange(sequences, device=asked.device)
+    owner = torch.searchsorted(first, torch.arange(len(norms), device=asked.device), right=True) - 1
+    behind = torch.cat([later[1:], torch.zeros_like(later[:1])])[_last(rows, size)]
+    return (bound * (later - behind[owner])).float()
 
 
 def _last(rows: Rows, size: int) -> Tensor:

@@ -29,21 +29,57 @@ def through_norm(g, unit, u1, c, bend, inverse, mean_cx, d, D):
 
 
 @triton.jit
+def hold(
+    limit, dw1_ptr, dw2_ptr, move1_ptr, move2_ptr, dspeed1_ptr, dspeed2_ptr, push1_ptr, push2_ptr, base, slot, e, d,
+    D: tl.constexpr, E: tl.constexpr, EB: tl.constexpr, NE: tl.constexpr, MOMENTUM: tl.constexpr,
+):
+    """The adjoint of a state, and its copies, made no larger than a limit."""
+    total = tl.zeros([EB], tl.float32)
+    for i in range(NE):
+        hidden = (i * EB + e)[:, None]
+        at, inside = hidden * D + d[None, :], (hidden < E) & (d[None, :] < D)
+        dw1, dw2 = weight(dw1_ptr, at, inside), weight(dw2_ptr, at, inside)
+        total += tl.sum(dw1 * dw1 + dw2 * dw2, 1)
+        if MOMENTUM:
+            dspeed1, dspeed2 = weight(dspeed1_ptr + base, at, inside), weight(dspeed2_ptr + base, at, inside)
+            total += tl.sum(dspeed1 * dspeed1 + dspeed2 * dspeed2, 1)
+    size = tl.sqrt(tl.sum(total, 0))
+    if size > limit:
+        # all threads have read what is written over
+        tl.debug_barrier()
+        for i in range(NE):
+            hidden = (i * EB + e)[:, None]
+            at, inside = hidden * D + d[None, :], (hidden < E) & (d[None, :] < D)
+            dw1, dw2 = weight(dw1_ptr, at, inside) * (limit / size), weight(dw2_ptr, at, inside) * (limit / size)
+            tl.store(dw1_ptr + at, dw1, mask=inside)
+            tl.store(dw2_ptr + at, dw2, mask=inside)
+            tl.store(move1_ptr + at, dw1, mask=inside)
+            tl.store(move2_ptr + at, dw2, mask=inside)
+            if MOMENTUM:
+                dspeed1, dspeed2 = weight(dspeed1_ptr + base, at, inside) * (limit / size), weight(dspeed2_ptr + base, at, inside) * (limit / size)
+                tl.store(dspeed1_ptr + base + at, dspeed1, mask=inside)
+                tl.store(dspeed2_ptr + base + at, dspeed2, mask=inside)
+                tl.store(push1_ptr + slot + at, dspeed1, mask=inside)
+                tl.store(push2_ptr + slot + at, dspeed2, mask=inside)
+
+
+@triton.jit
 def scan_backward(
     k_ptr, late_ptr, late_k_ptr, kept_ptr, u1_ptr, late_u1_ptr, unit_ptr, pull_ptr, bend_ptr, inverse_ptr, mean_ptr, starts1_ptr,
     z_ptr, slope_ptr, curve_ptr, du1_ptr, do_ptr, move1_ptr, move2_ptr, dw1_ptr, dw2_ptr,
     slow_ptr, slow_k_ptr, slow_u1_ptr, sigma_ptr, grown_end_ptr, push1_ptr, push2_ptr, dspeed1_ptr, dspeed2_ptr,
     starts2_ptr, end1_ptr, end2_ptr, norms_ptr, dscale_ptr,
     lead_k_ptr, lead_v_ptr, lead_eta_ptr, lead_log_ptr, lead_delta_ptr, log_anchor1_ptr, log_anchor2_ptr, lead_o_ptr, before1_ptr, before2_ptr, gain_ptr, shift_ptr,
-    dlead_k_ptr, dlead_v_ptr, dlead_eta_ptr, dlead_log_ptr, dlead_delta_ptr, dlog_anchor1_ptr, dlog_anchor2_ptr, dlead_gain_ptr, dlead_shift_ptr,
+    dlead_k_ptr, dlead_v_ptr, dlead_eta_ptr, dlead_log_ptr, dlead_delta_ptr, dlog_anchor1_ptr, dlog_anchor2_ptr, dlead_gain_ptr, dlead_shift_ptr, limits_ptr,
     first_ptr, length_ptr, chunk_ptr, H: tl.constexpr, D: tl.constexpr, E: tl.constexpr,
     C: tl.constexpr, DP: tl.constexpr, EB: tl.constexpr, NE: tl.constexpr, MOMENTUM: tl.constexpr, LINK: tl.constexpr, FLOOR: tl.constexpr, MASS1: tl.constexpr, MASS2: tl.constexpr, LB: tl.constexpr,
-    BIAS: tl.constexpr, SLOPE: tl.constexpr, DELTA_SLOPE: tl.constexpr, P: tl.constexpr, HAS_DELTA: tl.constexpr, ANCHORED: tl.constexpr, FAST: tl.constexpr, DOT: tl.constexpr, PRECISION: tl.constexpr,
+    BIAS: tl.constexpr, SLOPE: tl.constexpr, DELTA_SLOPE: tl.constexpr, P: tl.constexpr, HAS_DELTA: tl.constexpr, ANCHORED: tl.constexpr, BOUNDED: tl.constexpr, FAST: tl.constexpr, DOT: tl.constexpr, PRECISION: tl.constexpr,
 ):
     """One program a sequence and head: the state's adjoint from the last chunk to the first.
 
     ``dw1``, ``dw2`` come in as the outgoing state's gradient and leave as the incoming one's; ``du1`` and ``do`` become whole; in ``move1``,
     ``move2`` a chunk's own share is replaced by the adjoint of its starting weights, which ``write_backward`` needs. So do ``dspeed`` and ``push`` for a momentum.
+    With ``BOUNDED`` the adjoint of each chunk's start is held to its limit, as ``forms.bounded`` says.
     """
     row, head = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
     first, length, chunk0 = tl.load(first_ptr + row), tl.load(length_ptr + row), tl.load(chunk_ptr + row)
@@ -161,6 +197,12 @@ def scan_backward(
             through_link(
                 ds1, ds2, norms_ptr + ((chunk0 + n + row) * H + head) * 2, starts1_ptr + save, starts2_ptr + save, dw1_ptr + base, dw2_ptr + base,
                 move1_ptr + slot, move2_ptr + slot, e, d, D, E, EB, NE, LINK, FLOOR,
+            )
+        if BOUNDED:
+            tl.debug_barrier()
+            hold(
+                tl.load(limits_ptr + (chunk0 + n + row) * H + head), dw1_ptr + base, dw2_ptr + base, move1_ptr + slot, move2_ptr + slot,
+                dspeed1_ptr, dspeed2_ptr, push1_ptr, push2_ptr, base, slot, e, d, D, E, EB, NE, MOMENTUM,
             )
         if MASS1 > 0:
             one = ((chunk0 + n) * H + head) * D

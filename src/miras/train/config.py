@@ -185,6 +185,9 @@ class ModelConfig:
     heads: int | None = option(None, "heads, instead of the size's")
     vocab_size: int | None = option(None, "rows of the embedding, instead of the size's")
     chunk_size: int | None = option(None, "tokens of a chunk of the memory, instead of the preset's")
+    bound: float | None = option(
+        None, "1 or more: holds gradients through a deep memory to so many times what its reads ask for"
+    )
     window: int | None = option(None, "tokens that a hybrid's attention sees, instead of the size's")
     rope: bool | None = option(None, "rotary positions on q and k, instead of what the preset has")
     convolution: int | None = option(None, "taps of the short convolution on q, k and v, 0 for none, instead of the preset's")
@@ -200,6 +203,7 @@ class ModelConfig:
         positive("model", layers=self.layers, dim=self.dim, inner=self.inner, heads=self.heads)
         positive("model", vocab_size=self.vocab_size, chunk_size=self.chunk_size, window=self.window)
         positive("model", step=self.step, step_limit=self.step_limit, pace=self.pace, start=self.start)
+        require(self.bound is None or self.bound >= 1, f"model.bound must be 1 or more, got {self.bound}")
         require(self.spec is None or not self.choices, "model.spec replaces the preset that model.choices are for: give one")
 
 
