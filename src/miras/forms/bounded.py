@@ -56,4 +56,4 @@ class _Bounded(torch.autograd.Function):
 
 def _size(parts: list[Tensor] | tuple[Tensor, ...]) -> Tensor:
     """``[B,H]``, one norm for all parts."""
-    return torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(x.flatten(2), dim=2) for x in parts]), dim=0)
+    return torch.stack([x.square().flatten(2).sum(2) for x in parts]).sum(0).sqrt()
