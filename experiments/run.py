@@ -50,7 +50,7 @@ def arguments() -> argparse.Namespace:
 def worker(given: argparse.Namespace) -> None:
     """Work through the plan in this process."""
     from miras.lab.plan_file import KNOWN, load
-    from miras.lab.runs import Bench, why_not, with_rate, work_through
+    from miras.lab.runs import Bench, chosen, why_not, with_rate, work_through
     from miras.train.options import converted
 
     plan = load(HERE / given.name, tiny=given.tiny)
@@ -77,7 +77,7 @@ def worker(given: argparse.Namespace) -> None:
         from miras.lab import results
 
         found = results.rows(*bench.files(plan))
-        for run in plan.runs:
+        for run in (run for run in plan.runs if chosen(run, given.only)):
             ready = with_rate(plan, run, bench)
             said = f"waits for {run.rate}" if ready is None else why_not(ready, found, bench) or "to do"
             print(f"{run.name:50} {said}")
