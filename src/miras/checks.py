@@ -69,7 +69,7 @@ def how(spec: Spec, form: str, chunk_size: int | None, backend: str, bound: floa
     whole = chunk_size is None or (isinstance(chunk_size, int) and chunk_size >= 1)
     require(whole, f"chunk_size must be an integer >= 1 or None, got {chunk_size!r}")
     require(form == "chunk" or chunk_size in (None, 1), f"form='recurrent' has no chunks, got chunk_size={chunk_size}")
-    require(bound is None or bound >= 1, f"backward_bound is None or a number >= 1, got {bound!r}")
+    require(bound is None or bound > 0, f"backward_bound is None or a number > 0, got {bound!r}")
     return spec.chunk_size if chunk_size is None else chunk_size
 
 

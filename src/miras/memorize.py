@@ -61,8 +61,8 @@ def memorize(
             :func:`explain` says which specs the chunk form runs exactly.
         chunk_size: tokens of a chunk; the spec's own when not given.
         backend: "auto", "torch", "triton" or "fla"; a backend that is named is used or refused, never replaced.
-        backward_bound: at least 1; holds the adjoint of the state to so many times what later reads ask for, where the chunk
-            form is an approximation: gradients cannot explode, and stay as they are while no step overshoots
+        backward_bound: holds the adjoint of the state to so many times what later reads ask for, where the chunk form is an
+            approximation: with 1 gradients cannot explode, and stay as they are while no step overshoots
             (``miras.forms.bounded``). None: gradients are what they are.
 
     Returns:

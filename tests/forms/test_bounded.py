@@ -36,14 +36,14 @@ DEEP = PLAIN | {
 
 def one_chunk(spec, reads, writes, q, k, v, gates, norm):
     """A chunk from two copies of its start, (W1, W2) or (W1, W2, P1, P2), every token's weights made: y and the end."""
-    maps = spec.memory.maps(writes[:2])
     start, late = [list(reads), list(writes)], [[0.0, 0.0], [0.0, 0.0]]
     outputs = []
     for t in range(q.shape[1]):
-        prediction, trace = spec.memory.trace(maps, k[:, t, :, None], norm)
         delta = None if gates.delta is None else gates.delta[:, t, :, None, None]
-        factors = spec.memory.backprop(maps, trace, spec.bias.gradient(prediction, v[:, t, :, None], delta))
-        for state, moved in zip(start, late, strict=True):
+        for first, state, moved in zip((reads, writes), start, late, strict=True):
+            maps = spec.memory.maps(first[:2])
+            prediction, trace = spec.memory.trace(maps, k[:, t, :, None], norm)
+            factors = spec.memory.backprop(maps, trace, spec.bias.gradient(prediction, v[:, t, :, None], delta))
             for i, side in enumerate(spec.memory.sides):
                 step = spread(side, gates.eta[:, t, :, None]) * spec.memory.gradient(factors[i])
                 if gates.mu is not None:
@@ -101,7 +101,7 @@ def marked(spec, arguments, **how):
     return dict(zip(named, torch.autograd.grad((y * mark).sum(), list(named.values())), strict=True)), y, mark
 
 
-@pytest.mark.parametrize("bound", [1.0, 1.5])
+@pytest.mark.parametrize("bound", [1.0, 0.3])
 @pytest.mark.parametrize("name", PLAIN)
 def test_it_is_the_rule(name, bound):
     spec = PLAIN[name]
@@ -131,17 +131,17 @@ def test_a_wide_bound_changes_nothing(name):
 def test_descent_that_does_not_overshoot_is_not_touched(name):
     spec = DEEP[name]
     arguments = draw(spec, grad=True, B=2, T=32, H=2, K=4, eta=0.005)
-    free, bounded = (marked(spec, arguments, chunk_size=4, **how)[0] for how in ({}, {"backward_bound": 2.0}))
+    free, bounded = (marked(spec, arguments, chunk_size=4, **how)[0] for how in ({}, {"backward_bound": 1.0}))
     assert all(relative(bounded[name], free[name]) < 1e-9 for name in free)
 
 
-@pytest.mark.parametrize("name", ["yaad", "yaad, anchored", "titans_lmm", "l_p", "moneta", "memora, dual"])
+@pytest.mark.parametrize("name", ["yaad", "yaad, anchored", "titans_lmm", "memora, dual"])
 def test_what_explodes_does_not_any_more(name):
     """Steps far too long, over 64 chunks of keys all alike."""
     spec = DEEP[name]
     q, k, v, gates, keywords = draw(spec, B=1, T=512, H=1, K=4, channelwise=False, eta=8.0, decay=0.2, grad=True)
     given = (q, ((k + 3) / 6).detach().requires_grad_(), v, gates, keywords)
-    free, bounded = (marked(spec, given, chunk_size=8, **how)[0] for how in ({}, {"backward_bound": 2.0}))
+    free, bounded = (marked(spec, given, chunk_size=8, **how)[0] for how in ({}, {"backward_bound": 1.0}))
     largest = lambda found: max(float(x.norm()) for x in found.values())  # noqa: E731
     assert all(x.isfinite().all() for x in bounded.values())
     assert largest(bounded) < 1e6
@@ -174,7 +174,7 @@ def test_the_exact_forms_have_nothing_to_bound():
     assert all(torch.equal(bounded[name], free[name]) for name in free)
 
 
-def test_a_bound_below_one_is_refused():
+def test_no_bound_at_all_is_refused():
     q, k, v, gates, keywords = draw(presets.yaad())
-    with pytest.raises(ValueError, match=r"backward_bound is None or a number >= 1, got 0.5"):
-        memorize(presets.yaad(), q, k, v, gates, **keywords, backward_bound=0.5)
+    with pytest.raises(ValueError, match=r"backward_bound is None or a number > 0, got 0.0"):
+        memorize(presets.yaad(), q, k, v, gates, **keywords, backward_bound=0.0)

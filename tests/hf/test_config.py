@@ -106,9 +106,9 @@ def test_a_spec_in_every_form_and_through_json(tmp_path):
 
 
 CASES = {
-    "a bound below one": (
-        lambda: MirasConfig.preset("yaad-tiny", backward_bound=0.5),
-        "backward_bound is None or a number >= 1, got 0.5",
+    "no bound": (
+        lambda: MirasConfig.preset("yaad-tiny", backward_bound=0.0),
+        "backward_bound is None or a number > 0, got 0.0",
     ),
     "no size": (lambda: MirasConfig.preset("yaad"), "unknown configuration 'yaad': a name is PRESET-SIZE"),
     "unknown size": (lambda: MirasConfig.preset("yaad-2b"), "sizes are tiny, small, 4m, 30m, 120m, 340m, 760m, 1.3b"),

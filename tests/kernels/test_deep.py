@@ -47,7 +47,7 @@ def test_a_bounded_backward_pass(name):
     """Each row and head held to its own reads; the bound is felt."""
     exact = on_device(tame(SPECS[name], B=2, T=48, H=2, K=16))
     found = []
-    for backend, bound, dtype in (("torch", 1.0, None), ("triton", 1.0, torch.float32), ("torch", None, None)):
+    for backend, bound, dtype in (("torch", 0.5, None), ("triton", 0.5, torch.float32), ("torch", None, None)):
         arguments = on_device(exact, dtype)
         y, _ = memorize(SPECS[name], *arguments[:4], chunk_size=16, backend=backend, backward_bound=bound, **arguments[4])
         found.append(gradients({"y": y}, leaves(*arguments)))
@@ -57,11 +57,11 @@ def test_a_bounded_backward_pass(name):
 
 @pytest.mark.parametrize("name", ["yaad anchored", "titans", "memora anchored"])
 def test_a_bounded_backward_pass_from_the_state_that_goes_on(name):
-    compared(SPECS[name], B=1, T=32, H=1, K=16, bound=1.0)
+    compared(SPECS[name], B=1, T=32, H=1, K=16, bound=0.5)
 
 
 def test_a_bounded_backward_pass_of_packed_sequences():
-    compared(presets.yaad(), B=1, T=80, H=1, K=16, bound=1.0, cu_seqlens=torch.tensor([0, 41, 48, 80]), states=False)
+    compared(presets.yaad(), B=1, T=80, H=1, K=16, bound=0.5, cu_seqlens=torch.tensor([0, 41, 48, 80]), states=False)
 
 
 def test_the_single_layers_kernels_do_not_bound():
@@ -77,7 +77,7 @@ def test_a_bounded_backward_pass_of_a_link(name, eta):
     compared(spec, bound=1e6, **own)
     q, k, v, gates, keywords = on_device(tame(spec, eta=eta, **own), torch.float32)
     found = []
-    for backend, bound in (("torch", 1.0), ("triton", 1.0), ("torch", None)):
+    for backend, bound in (("torch", 0.3), ("triton", 0.3), ("torch", None)):
         y, _ = memorize(spec, q, k, v, gates, chunk_size=16, backend=backend, backward_bound=bound, **keywords)
         found.append(gradients({"y": y}, {"k": k})["k"])
     assert relative(found[1], found[0]) < 0.2

@@ -1,7 +1,7 @@
 """A backward pass that cannot explode: the adjoint of a memory's state, held to what its reads ask for.
 
-Let D_n be the adjoint of the state at the start of chunk n, R_n what the chunk's reads ask of that state, and J_n the
-derivative of its end by its start. But for what the reads ask of the chunk's own errors
+Let D_n be the adjoint of the state at the start of chunk n, R_n what the chunk's own reads ask of that state, and J_n the
+derivative of its end by its start:
 
     D_n = R_n + J_n^T D_(n+1).
 
@@ -11,8 +11,7 @@ more. A bound b holds it to the sum:
 
     D_n  becomes  D_n min(1, b sum_(m>=n) ||R_m|| / ||D_n||),
 
-with one norm for all weights of a head, and their momentum. It changes no result and, where nothing overshoots, hardly a
-gradient.
+with one norm for all weights of a head, and their momentum. It changes no result and, where nothing overshoots, no gradient.
 
 B batch, H heads
 """
@@ -29,7 +28,7 @@ from ..types import Weights
 
 
 def bounded(bound: float, tally: Tensor, state: Weights) -> tuple[Tensor, Weights, Weights]:
-    """A state ``[B,H,...]`` twice, for a chunk's reads and for its writes, and the tally for the chunks after it.
+    """A state ``[B,H,...]`` twice, for what its chunk reads and for what it leaves, and the tally for the chunks after it.
 
     ``tally`` ``[B,H]`` holds nothing: its gradient is the sum of the norms that the rule speaks of, on its way back.
     """

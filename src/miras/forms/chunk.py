@@ -119,7 +119,9 @@ def _fast_weights(
         reached = [0 if exact else (p + n) % size for p, n in zip(positions, counts, strict=True)]
         if exact:
             carry = _closed(spec, carry)
-    carry, _ = parted(spec.retention, carry)
+    if carry.bound is not None:
+        # what arrives at the outgoing state is counted, not cut
+        carry, _ = parted(spec.retention, carry._replace(bound=max(carry.bound, 1.0)))
     return y[:, :, pairs - 1 :: pairs].transpose(1, 2), _state_of(spec, carry, reached)
 
 

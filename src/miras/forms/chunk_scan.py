@@ -122,7 +122,7 @@ def run(
 
 
 def parted(retention: Retention, carry: Carry) -> tuple[Carry, Carry]:
-    """The state at a chunk's start for its reads and for its writes: the same, but for a backward pass that is bounded.
+    """The state at a chunk's start for what it reads and for what it leaves: the same, but for a backward pass that is bounded.
 
     Its adjoint is measured where the state accumulates; a link's weights are made again from there.
     """
@@ -158,7 +158,8 @@ def _linear_chunks(
     for n in range(tokens.k.shape[2]):
         reads, carry = parted(retention, carry)
         starts.append(reads)
-        found, carry = _chunk(spec, retention, pace, tokens, norm, carry, closes, n)
+        found, after = _chunk(spec, retention, pace, tokens, norm, reads, closes, n)
+        carry = after if carry is reads else _chunk(spec, retention, pace, tokens, norm, carry, closes, n)[1]
         errors.append(found)
         ends.append(carry)
     y = _readout(spec, retention, pace, tokens, norm, starts, errors)
@@ -341,7 +342,8 @@ def _led_chunks(
         leads.append(reads.held)
         if later is not None:
             starts.append(reads)
-            found, carry = _chunk(spec, linear, later, rest, norm, carry, closes, n)
+            found, after = _chunk(spec, linear, later, rest, norm, reads, closes, n)
+            carry = after if carry is reads else _chunk(spec, linear, later, rest, norm, carry, closes, n)[1]
             errors.append(found)
             carry = carry._replace(held=tuple(spec.retention.hold(h.weight) for h in carry.held), anchor=anchor)
     recalled = [] if lead is None else [_recall_at(spec, leads, lead.q, norm)]

@@ -96,7 +96,7 @@ class MirasConfig(PreTrainedConfig):
         window = self.sliding_window
         require(window is None or window >= 1, f"sliding_window must be 1 or more, or None, got {window}")
         bound = self.backward_bound
-        require(bound is None or bound >= 1, f"backward_bound is None or a number >= 1, got {bound!r}")
+        require(bound is None or bound > 0, f"backward_bound is None or a number > 0, got {bound!r}")
         super().__post_init__(**kwargs)
 
     @property

@@ -17,7 +17,7 @@ from .gate_kernels import bias_backward, gate_backward, linearise
 from .launch import FULL, in_width, options, room_for, rounded, strides
 from .lead_tokens import joined
 from .read_backward_kernels import begin_backward, finish_backward, read_backward
-from .write_backward_kernels import anchor_backward, scan_backward, write_backward
+from .write_backward_kernels import anchor_backward, ask, scan_backward, write_backward
 
 
 def backward(
@@ -66,7 +66,6 @@ class Pass:
         # every sequence adds to its anchors
         self.dlead = None if lead is None else Lead(*(torch.zeros_like(x) for x in lead))
         self.dscale = torch.empty(chunks, heads, 5, device=q.device) if link.q > 0 else None
-        self.asked = torch.empty(chunks, heads, device=q.device) if bound > 0 else None
         self.dlog = torch.empty_like(q, dtype=torch.float32)
         self.do, self.late_do, self.dx, self.dwhole, self.du1 = (torch.empty_like(q) for _ in range(5))
         self.hiddens: tuple[Tensor, ...] = tuple(q.new_empty(chunks, heads, hidden, size) for _ in range(3))
@@ -100,16 +99,16 @@ class Pass:
             dside = (own.push1, own.push2) if self.moves else self.danchors
             read_backward_resident[self.grid](
                 *tiles, *side, dread, own.dq_speed if self.moves else dq_anchor, self.dwhole, self.dx, self.du1, *hiddens, *dside,
-                sigma, saved.norms, self.dscale, self.asked, *places, *self.sizes, *self.steps,
-                ANCHORED=say.anchored, BOUNDED=self.asked is not None, MOMENTUM=self.moves, LINK=self.link.q, **say.led,
+                sigma, saved.norms, self.dscale, *places, *self.sizes, *self.steps,
+                ANCHORED=say.anchored, MOMENTUM=self.moves, LINK=self.link.q, **say.led,
                 # with more weights only one program fits a multiprocessor, which may then have all registers
                 **({"num_warps": 8} if say.anchored or self.moves else FULL),
             )  # fmt: skip
         else:
             read_backward[self.grid](
                 *tiles, *self.anchors, dread, dq_anchor, self.dwhole, self.dx, self.du1, *hiddens, *self.danchors,
-                sigma, saved.speeds1, saved.speeds2, own.dq_speed, own.push1, own.push2, saved.norms, self.dscale, self.asked,
-                *places, *self.sizes, *self.steps, ANCHORED=say.anchored, BOUNDED=self.asked is not None, **say.read_backward,
+                sigma, saved.speeds1, saved.speeds2, own.dq_speed, own.push1, own.push2, saved.norms, self.dscale,
+                *places, *self.sizes, *self.steps, ANCHORED=say.anchored, **say.read_backward,
             )  # fmt: skip
         # what arrives at the writes takes the place of what no kernel reads any more
         self.dq, self.dwrite = torch.empty_like(q), self.late_do
@@ -130,6 +129,14 @@ class Pass:
             k, v, delta, saved.o, *norm, unit, pull, bend, inverse, mean, *self.places, self.rows.row, *self.sizes[:2], *self.thresholds,
             C=self.size, DP=say.wide, BIAS=self.device.gradient, SLOPE=self.device.slope, P=self.p, HAS_DELTA=delta is not None, num_warps=4,
         )  # fmt: skip
+        limits = None
+        if self.bound > 0:
+            asked = torch.empty(len(self.rows.row), self.sizes[0], device=q.device)
+            ask[self.grid](
+                k, saved.u1, unit, pull, bend, inverse, mean, saved.starts1, *self.hiddens[:2], self.du1, self.move1, self.move2,
+                own.push1, own.push2, saved.norms, asked, *self.places, self.rows.row, *self.sizes, **say.write_backward,
+            )  # fmt: skip
+            limits = _limits(self.bound, asked, self.outer, self.rows, self.size)
         _join_states(self.move1, self.move2, self.rows, self.size, self.outer)
         if own.push1 is not None and own.push2 is not None:
             end = _last(self.rows, self.size)
@@ -146,7 +153,6 @@ class Pass:
             saved.starts2, *ends, saved.norms, self.dscale, *(self.lead or NO_LEAD), saved.lead_o, saved.before1, saved.before2, *norm,
             *(self.dlead or NO_LEAD), self.dgain[-1], self.dshift[-1],
         )  # fmt: skip
-        limits = None if self.asked is None else _limits(self.bound, self.asked, self.outer, self.rows, self.size)
         held = {"BOUNDED": limits is not None}
         told = self.slopes() | {"ANCHORED": say.anchored} | held
         programs, where = (self.rows.first.shape[0], self.sizes[0]), (*self.places, *self.sizes)

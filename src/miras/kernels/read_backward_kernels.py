@@ -121,10 +121,10 @@ def read_backward(
     q_ptr, late_q_ptr, k_ptr, eta_ptr, u1_ptr, do_ptr, late_do_ptr, scores2_ptr, dscores1_ptr, dscores2_ptr,
     starts1_ptr, starts2_ptr, anchor1_ptr, anchor2_ptr,
     dq_ptr, dq_anchor_ptr, dk_ptr, dx_ptr, du1_ptr, z_ptr, slope_ptr, curve_ptr, move1_ptr, move2_ptr, danchor1_ptr, danchor2_ptr,
-    sigma_ptr, speeds1_ptr, speeds2_ptr, dq_speed_ptr, push1_ptr, push2_ptr, norms_ptr, dscale_ptr, asked_ptr,
+    sigma_ptr, speeds1_ptr, speeds2_ptr, dq_speed_ptr, push1_ptr, push2_ptr, norms_ptr, dscale_ptr,
     first_ptr, length_ptr, chunk_ptr, row_ptr, H: tl.constexpr, D: tl.constexpr, E: tl.constexpr, eta_token, eta_head, eta_d,
     C: tl.constexpr, DP: tl.constexpr, EB: tl.constexpr, NE: tl.constexpr,
-    ANCHORED: tl.constexpr, BOUNDED: tl.constexpr, MOMENTUM: tl.constexpr, LINK: tl.constexpr, LED: tl.constexpr,
+    ANCHORED: tl.constexpr, MOMENTUM: tl.constexpr, LINK: tl.constexpr, LED: tl.constexpr,
     DOT: tl.constexpr, PRECISION: tl.constexpr, FAST: tl.constexpr,
 ):
     """One program a chunk and head: through both reads, and what they send into the chunk's own gradients.
@@ -132,7 +132,6 @@ def read_backward(
     ``move1``, ``move2`` receive what this chunk adds to the adjoint of its starting weights, each sequence's
     chunks followed by one place for the outgoing state's own; ``du1`` and ``dk`` the read's share of theirs;
     ``push1``, ``push2`` are the momentum's ``move1``, ``move2``, and ``dscale`` what arrives at a link's s, at the chunk's start and end.
-    With ``BOUNDED`` ``asked`` receives the square of what the reads themselves ask of the state, without what they do by its errors.
     """
     number, head = chunk_and_head(H)
     d, t, e = tl.arange(0, DP), tl.arange(0, C), tl.arange(0, EB)
@@ -155,7 +154,7 @@ def read_backward(
     s2, ds1 = tl.load(scores2_ptr + square).to(DOT), tl.load(dscores1_ptr + square).to(DOT)
     dq, dq_anchor = tl.zeros([C, DP], tl.float32), tl.zeros([C, DP], tl.float32)
     dk, du1 = tl.zeros([C, DP], tl.float32), tl.zeros([C, DP], tl.float32)
-    ds2, asked = tl.zeros([C, C], tl.float32), tl.zeros([EB], tl.float32)
+    ds2 = tl.zeros([C, C], tl.float32)
     base, save, wide = (row * H + head) * E * D, (number * H + head) * E * D, (number * H + head) * E * C
     slot = ((number + row) * H + head) * E * D
     if LINK > 0:
@@ -209,15 +208,10 @@ def read_backward(
             tl.store(danchor2_ptr + save + at, tl.dot(dh_q, towards, input_precision=PRECISION), mask=inside)
         if MOMENTUM:
             dq_speed += tl.dot(tl.trans(dh_q), speed2, input_precision=PRECISION)
-            push1, push2 = tl.dot(z_q, onward_do, input_precision=PRECISION), tl.dot(dh_q, onward, input_precision=PRECISION)
-            tl.store(push1_ptr + slot + at, push1, mask=inside)
-            tl.store(push2_ptr + slot + at, push2, mask=inside)
-            if BOUNDED:
-                asked += tl.sum(push1 * push1 + push2 * push2, 1)
+            tl.store(push1_ptr + slot + at, tl.dot(z_q, onward_do, input_precision=PRECISION), mask=inside)
+            tl.store(push2_ptr + slot + at, tl.dot(dh_q, onward, input_precision=PRECISION), mask=inside)
         move1 = tl.dot(z_q, late_do, input_precision=PRECISION)
         move2 = tl.dot(dh_q, late, input_precision=PRECISION)
-        if BOUNDED:
-            asked += tl.sum(move1 * move1 + move2 * move2, 1)
         du2 = -tl.dot(dh_q, s2, input_precision=PRECISION)
         da = slope * du2
         dh = curve * du2 + slope * tl.dot(z_q, ds1, input_precision=PRECISION)
@@ -233,8 +227,6 @@ def read_backward(
     tl.store(dscores2_ptr + square, tl.where(t[:, None] >= t[None, :], ds2, 0.0))
     tl.store(dq_ptr + out, dq, mask=there_d)
     tl.store(dk_ptr + out, dk, mask=there_d)
-    if BOUNDED:
-        tl.store(asked_ptr + number * H + head, tl.sum(asked, 0))
     if LINK > 0:
         at_scale = dscale_ptr + (number * H + head) * 5
         tl.store(at_scale + 2, tl.sum(dscale1, 0) / scale1)

@@ -170,9 +170,9 @@ def readout_resident(
 def read_backward_resident(
     q_ptr, late_q_ptr, k_ptr, eta_ptr, u1_ptr, do_ptr, late_do_ptr, scores2_ptr, dscores1_ptr, dscores2_ptr, starts1_ptr, starts2_ptr,
     side1_ptr, side2_ptr, dq_ptr, dq_side_ptr, dk_ptr, dx_ptr, du1_ptr, z_ptr, slope_ptr, curve_ptr, move1_ptr, move2_ptr,
-    dside1_ptr, dside2_ptr, sigma_ptr, norms_ptr, dscale_ptr, asked_ptr,
+    dside1_ptr, dside2_ptr, sigma_ptr, norms_ptr, dscale_ptr,
     first_ptr, length_ptr, chunk_ptr, row_ptr, H: gl.constexpr, D: gl.constexpr, E: gl.constexpr, eta_token, eta_head, eta_d, ANCHORED: gl.constexpr,
-    BOUNDED: gl.constexpr, MOMENTUM: gl.constexpr, LINK: gl.constexpr, LED: gl.constexpr,
+    MOMENTUM: gl.constexpr, LINK: gl.constexpr, LED: gl.constexpr,
 ):
     """``read_backward_kernels.read_backward``; ``side`` are the anchors in the tokens' dtype, or the momentum at each chunk's start."""
     SIDE: gl.constexpr = ANCHORED or MOMENTUM
@@ -232,7 +232,6 @@ def read_backward_resident(
         dq_side = gl.zeros([64, 64], gl.float32, L)
     dq, ds2 = gl.zeros([64, 64], gl.float32, L), gl.zeros([64, 64], gl.float32, L)
     dk, du1 = gl.zeros([64, 64], gl.float32, L), gl.zeros([64, 64], gl.float32, L)
-    asked = gl.zeros([64], gl.float32, gl.SliceLayout(1, L))
     if LINK > 0:
         scale1, scale2 = scale_at(norms_ptr, (number + row) * H + head, LINK)
         _own1, next2 = scale_at(norms_ptr, (number + row + 1) * H + head, LINK)
@@ -293,24 +292,14 @@ def read_backward_resident(
         ds2 = warpgroup_mma(a_s.permute((1, 0)), d_s, ds2)
         if SIDE:
             dq_side = warpgroup_mma(a_s.permute((1, 0)), a2_s, dq_side)
-            side = product(e_s, towards_do_s, L)
-            f_s.store(side.to(DOT))
-            if BOUNDED and MOMENTUM:
-                asked += gl.sum(side * side, 1)
-            side = product(a_s, towards_s, L)
-            g_s.store(side.to(DOT))
-            if BOUNDED and MOMENTUM:
-                asked += gl.sum(side * side, 1)
+            f_s.store(product(e_s, towards_do_s, L).to(DOT))
+            g_s.store(product(a_s, towards_s, L).to(DOT))
         fence_async_shared()
         gl.thread_barrier()
         move = product(a_s, late_s, L)
-        if BOUNDED:
-            asked += gl.sum(move * move, 1)
         move = warpgroup_mma(c_s, key_s, move)
         d_s.store(move.to(DOT))
         move = product(e_s, do_s, L)
-        if BOUNDED:
-            asked += gl.sum(move * move, 1)
         move = warpgroup_mma(b_s, u1_s, move)
         gl.thread_barrier()
         a_s.store(move.to(DOT))
@@ -330,8 +319,6 @@ def read_backward_resident(
     async_copy.wait_group(0)
     t, c = gl.arange(0, 64, layout=gl.SliceLayout(1, L)), gl.arange(0, 64, layout=gl.SliceLayout(0, L))
     gl.store(dscores2_ptr + square + t[:, None] * 64 + c[None, :], gl.where(t[:, None] >= c[None, :], -ds2, 0.0).to(DOT))
-    if BOUNDED:
-        gl.store(asked_ptr + number * H + head, gl.sum(asked, 0))
     if LINK > 0:
         # sums over hidden channels of a product's error times the product itself are those of its operand times that operand's error
         bare = gl.sum(late_s.load(L).to(gl.float32) * dq - s2_s.load(L).to(gl.float32) * ds2, 1)

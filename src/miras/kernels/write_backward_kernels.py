@@ -29,6 +29,44 @@ def through_norm(g, unit, u1, c, bend, inverse, mean_cx, d, D):
 
 
 @triton.jit
+def ask(
+    k_ptr, u1_ptr, unit_ptr, pull_ptr, bend_ptr, inverse_ptr, mean_ptr, starts1_ptr, z_ptr, slope_ptr, du1_ptr, move1_ptr, move2_ptr, push1_ptr, push2_ptr,
+    norms_ptr, asked_ptr, first_ptr, length_ptr, chunk_ptr, row_ptr, H: tl.constexpr, D: tl.constexpr, E: tl.constexpr,
+    C: tl.constexpr, DP: tl.constexpr, EB: tl.constexpr, NE: tl.constexpr, MOMENTUM: tl.constexpr, LINK: tl.constexpr, DOT: tl.constexpr, PRECISION: tl.constexpr,
+):
+    """One program a chunk and head: the square of what the chunk's own reads ask of its starting state, as ``scan_backward`` finds it from no adjoint."""
+    number, head = chunk_and_head(H)
+    d, t, e = tl.arange(0, DP), tl.arange(0, C), tl.arange(0, EB)
+    row, token, there = place(number, row_ptr, first_ptr, length_ptr, chunk_ptr, t, C)
+    u1, unit = tile(u1_ptr, token, head, d, H, D, there), tile(unit_ptr, token, head, d, H, D, there)
+    c, bend = tile(pull_ptr, token, head, d, H, D, there), tile(bend_ptr, token, head, d, H, D, there)
+    inverse = tl.load(inverse_ptr + token * H + head, mask=there, other=0.0)
+    mean_cx = tl.load(mean_ptr + token * H + head, mask=there, other=0.0)
+    do = through_norm(tile(du1_ptr, token, head, d, H, D, there), unit, u1, c, bend, inverse, mean_cx, d, D).to(DOT)
+    key = tile(k_ptr, token, head, d, H, D, there).to(DOT)
+    save, wide = (number * H + head) * E * D, (number * H + head) * E * C
+    slot = ((number + row) * H + head) * E * D
+    asked = tl.zeros([EB], tl.float32)
+    if LINK > 0:
+        scale1, scale2 = scale_at(norms_ptr, (number + row) * H + head, LINK)
+    for i in range(NE):
+        hidden = (i * EB + e)[:, None]
+        at, inside = hidden * D + d[None, :], (hidden < E) & (d[None, :] < D)
+        over, within = wide + hidden * C + t[None, :], (hidden < E) & (t[None, :] < C)
+        own1 = tl.dot(weight(z_ptr, over, within), do, input_precision=PRECISION)
+        dh = weight(slope_ptr, over, within).to(tl.float32) * tl.dot(weight(starts1_ptr + save, at, inside), tl.trans(do), input_precision=PRECISION)
+        if LINK > 0:
+            own1, dh = scale1 * own1, scale1 * scale2 * dh
+        own1 += weight(move1_ptr + slot, at, inside).to(tl.float32)
+        own2 = tl.dot(dh.to(DOT), key, input_precision=PRECISION) + weight(move2_ptr + slot, at, inside).to(tl.float32)
+        asked += tl.sum(own1 * own1 + own2 * own2, 1)
+        if MOMENTUM:
+            push1, push2 = weight(push1_ptr + slot, at, inside).to(tl.float32), weight(push2_ptr + slot, at, inside).to(tl.float32)
+            asked += tl.sum(push1 * push1 + push2 * push2, 1)
+    tl.store(asked_ptr + number * H + head, tl.sum(asked, 0))
+
+
+@triton.jit
 def hold(
     limit, dw1_ptr, dw2_ptr, move1_ptr, move2_ptr, dspeed1_ptr, dspeed2_ptr, push1_ptr, push2_ptr, base, slot, e, d,
     D: tl.constexpr, E: tl.constexpr, EB: tl.constexpr, NE: tl.constexpr, MOMENTUM: tl.constexpr,

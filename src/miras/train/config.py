@@ -186,7 +186,7 @@ class ModelConfig:
     vocab_size: int | None = option(None, "rows of the embedding, instead of the size's")
     chunk_size: int | None = option(None, "tokens of a chunk of the memory, instead of the preset's")
     bound: float | None = option(
-        None, "1 or more: holds gradients through a deep memory to so many times what its reads ask for"
+        None, "holds gradients through a deep memory to so many times what its reads ask for; 1 is enough"
     )
     window: int | None = option(None, "tokens that a hybrid's attention sees, instead of the size's")
     rope: bool | None = option(None, "rotary positions on q and k, instead of what the preset has")
@@ -202,8 +202,7 @@ class ModelConfig:
     def __post_init__(self) -> None:
         positive("model", layers=self.layers, dim=self.dim, inner=self.inner, heads=self.heads)
         positive("model", vocab_size=self.vocab_size, chunk_size=self.chunk_size, window=self.window)
-        positive("model", step=self.step, step_limit=self.step_limit, pace=self.pace, start=self.start)
-        require(self.bound is None or self.bound >= 1, f"model.bound must be 1 or more, got {self.bound}")
+        positive("model", step=self.step, step_limit=self.step_limit, pace=self.pace, bound=self.bound, start=self.start)
         require(self.spec is None or not self.choices, "model.spec replaces the preset that model.choices are for: give one")
 
 
