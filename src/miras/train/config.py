@@ -186,7 +186,7 @@ class ModelConfig:
     vocab_size: int | None = option(None, "rows of the embedding, instead of the size's")
     chunk_size: int | None = option(None, "tokens of a chunk of the memory, instead of the preset's")
     bound: float | None = option(
-        None, "holds gradients through a deep memory to so many times what its reads ask for; 1 is enough"
+        None, "holds gradients through a deep memory to so many times what its reads ask for; 10 is a wide one"
     )
     window: int | None = option(None, "tokens that a hybrid's attention sees, instead of the size's")
     rope: bool | None = option(None, "rotary positions on q and k, instead of what the preset has")
