@@ -60,7 +60,7 @@ def spec_of(spec: Spec) -> None:
         raise ValueError(f"spec must be a Spec (miras.presets.get(name) gives one), got {spec!r}")
 
 
-def how(spec: Spec, form: str, chunk_size: int | None, backend: str, bound: float | None = None) -> int:
+def how(spec: Spec, form: str, chunk_size: int | None, backend: str, bound: float | None) -> int:
     """Check form, chunk size, backend and the backward pass's bound; the chunk size to take."""
     require(form in ("chunk", "recurrent"), f"form is 'chunk' or 'recurrent', got {form!r}")
     require(backend in ("auto", "torch", "triton", "fla"), f"backend is 'auto', 'torch', 'triton' or 'fla', got {backend!r}")

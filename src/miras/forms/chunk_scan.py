@@ -158,8 +158,7 @@ def _linear_chunks(
     for n in range(tokens.k.shape[2]):
         reads, carry = parted(retention, carry)
         starts.append(reads)
-        found, after = _chunk(spec, retention, pace, tokens, norm, reads, closes, n)
-        carry = after if carry is reads else _chunk(spec, retention, pace, tokens, norm, carry, closes, n)[1]
+        found, carry = _chunk_of(spec, retention, pace, tokens, norm, reads, carry, closes, n)
         errors.append(found)
         ends.append(carry)
     y = _readout(spec, retention, pace, tokens, norm, starts, errors)
@@ -168,6 +167,24 @@ def _linear_chunks(
         last = last if closes is True else torch.where(closes[:, None, :, None, None], last, y[..., -1:, :])
         y = torch.cat([y[..., :-1, :], last], -2)
     return y, carry
+
+
+def _chunk_of(
+    spec: Spec,
+    retention: Retention,
+    pace: Paced,
+    tokens: Tokens,
+    norm: Norm | None,
+    reads: Carry,
+    writes: Carry,
+    closes: bool | Tensor,
+    n: int,
+) -> tuple[tuple[Factor, ...], Carry]:
+    """One chunk from a state that may have been parted: factors for what it reads, and the state that it leaves."""
+    found, after = _chunk(spec, retention, pace, tokens, norm, reads, closes, n)
+    if writes is reads:
+        return found, after
+    return found, _chunk(spec, retention, pace, tokens, norm, writes, closes, n)[1]
 
 
 def _chunk(
@@ -342,8 +359,7 @@ def _led_chunks(
         leads.append(reads.held)
         if later is not None:
             starts.append(reads)
-            found, after = _chunk(spec, linear, later, rest, norm, reads, closes, n)
-            carry = after if carry is reads else _chunk(spec, linear, later, rest, norm, carry, closes, n)[1]
+            found, carry = _chunk_of(spec, linear, later, rest, norm, reads, carry, closes, n)
             errors.append(found)
             carry = carry._replace(held=tuple(spec.retention.hold(h.weight) for h in carry.held), anchor=anchor)
     recalled = [] if lead is None else [_recall_at(spec, leads, lead.q, norm)]

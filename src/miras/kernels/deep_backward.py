@@ -21,7 +21,7 @@ from .write_backward_kernels import anchor_backward, ask, scan_backward, write_b
 
 
 def backward(
-    given: Given, ends: tuple[Tensor, Tensor], saved: Saved, outer: Result, bound: float = 0.0
+    given: Given, ends: tuple[Tensor, Tensor], saved: Saved, outer: Result, bound: float
 ) -> tuple[Tokens, Weights, Momentum | None, Lead | None]:
     """The gradients of tokens, weights, momentum and first tokens, given those of the results, ``outer``; ``ends`` are the outgoing weights.
 
