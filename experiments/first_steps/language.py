@@ -101,6 +101,9 @@ def main() -> None:
     )
     parser.add_argument("--pace", type=float, help="how fast gates learn beside the rest; the model's own when not given")
     parser.add_argument("--bound", type=float, help="of the backward pass through the memory; none when not given")
+    parser.add_argument(
+        "--shared-steps", action=argparse.BooleanOptionalAction, help="of keys alike; the model's own when not given"
+    )
     parser.add_argument("--chunk-size", type=int, help="tokens of a chunk; the model's own when not given")
     given = parser.parse_args()
     if not given.text.is_file():
@@ -114,6 +117,7 @@ def main() -> None:
         "rope": given.rope,
         "gate_pace": given.pace,
         "backward_bound": given.bound,
+        "shared_steps": given.shared_steps,
         "chunk_size": given.chunk_size,
     }
     changes = {name: value for name, value in asked.items() if value is not None}

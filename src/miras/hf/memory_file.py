@@ -20,6 +20,7 @@ from miras import __version__
 
 from ..files import check_target, replacing
 from ..nn import MirasState, WindowState
+from ..nn.shared_steps import Recent
 from ..spec import Spec
 from ..types import CacheState, NewtonState, Progress, State, require
 
@@ -28,7 +29,9 @@ if TYPE_CHECKING:
     from .modeling import MirasForCausalLM
 
 FORMAT = "miras memory 1"
-KINDS: dict[str, Any] = {kind.__name__: kind for kind in (MirasState, WindowState, State, NewtonState, CacheState, Progress)}
+KINDS: dict[str, Any] = {
+    kind.__name__: kind for kind in (MirasState, WindowState, State, NewtonState, CacheState, Progress, Recent)
+}
 # what makes two models the same function of their weights
 IDENTITY = (
     "spec",
@@ -47,6 +50,7 @@ IDENTITY = (
     "silu",
     "output_gate",
     "value_norm",
+    "shared_steps",
     "gate_rank",
     "gate_pace",
     "step_start",

@@ -28,25 +28,27 @@ from .joined import alike, apart, bare, many, product, together, untouched
 from .norm import RMSNorm, gated
 from .packing import Packing, Places
 from .recipes import Recipe, recipe_of
+from .shared_steps import Recent, share
 
 
 class MirasState(NamedTuple):
     """What a layer carries from one call to the next, a row for each sequence.
 
     ``window`` ``[B,W-1,...]`` is what the convolution still sees, ``memory`` the memory's own state, ``seen`` ``[B]`` the
-    number of tokens read.
+    number of tokens read, ``recent`` the pairs that coming ones may share their steps with, or None.
     """
 
     window: Tensor
     memory: AnyState
     seen: Tensor
+    recent: Recent | None = None
 
 
 class Prepared(NamedTuple):
     """What a layer hands to its memory, and keeps for after it.
 
     q ``[B,T,H,K]``, k ``[B,T P,H,K]`` (None where it is tied to the decay) and v ``[B,T P,H,V]``; the gates; the output gate's
-    projection ``[B,T,H V]``, or None; the window and the number of tokens seen, to go on with.
+    projection ``[B,T,H V]``, or None; the window, the number of tokens seen and the recent pairs, to go on with.
     """
 
     q: Tensor
@@ -56,6 +58,7 @@ class Prepared(NamedTuple):
     output: Tensor | None
     window: Tensor
     seen: Tensor
+    recent: Recent | None = None
 
 
 class Streams(NamedTuple):
@@ -116,6 +119,7 @@ class MirasLayer(nn.Module):
         self.values = value_dim or self.keys
         self._check_widths()
         self.chunk_size, self.backend, self.backward_bound = chunk_size, backend, backward_bound
+        self.reach = (chunk_size or self.spec.chunk_size) - 1
         self.pairs = self.spec.algorithm.pairs if isinstance(self.spec.algorithm, Descent) else 1
         tied = isinstance(self.spec.retention, L2) and self.spec.retention.tied
         self.parts = parts_of(self.recipe, heads, self.keys, self.values, self.pairs, tied)
@@ -180,7 +184,7 @@ class MirasLayer(nn.Module):
             return packing.unpack(y), state
         prepared = self.prepare(x, state, cu_seqlens=cu_seqlens)
         y, memory = self.remember(prepared, state, cu_seqlens=cu_seqlens)
-        return self.finish(prepared, y), MirasState(prepared.window, memory, prepared.seen)
+        return self.finish(prepared, y), MirasState(prepared.window, memory, prepared.seen, prepared.recent)
 
     def prepare(self, x: Tensor, state: MirasState | None = None, *, cu_seqlens: Tensor | None = None) -> Prepared:
         """Everything before the memory: projections, convolution, treatment of q and k, gates."""
@@ -197,8 +201,9 @@ class MirasLayer(nn.Module):
         output, met = self._first_products(streams)
         gates, step = self._gate_values(streams.gates, met)
         k, v, gates = self.extras.pairs(k, v, gates, step)
+        gates, recent = self._shared(k, gates, None if state is None else state.recent, places)
         read = x.shape[1] if places is None else places.lengths
-        return Prepared(q, k, v, gates, output, window, seen + read)
+        return Prepared(q, k, v, gates, output, window, seen + read, recent)
 
     def remember(
         self, prepared: Prepared, state: MirasState | None = None, *, cu_seqlens: Tensor | None = None
@@ -283,11 +288,20 @@ class MirasLayer(nn.Module):
         both = {name: gate(x, met[name]) if name in met else gate(x) for name, gate in self.gates.items()}
         made = {name: one.value for name, one in both.items()}
         step = -both["log_alpha"].unrated if self.recipe.time_step else None
-        if "mu" in made and "eta" in made:
-            # what a step adds up to over time is then the same whatever the momentum
-            mu, eta = made["mu"], made["eta"]
-            made["eta"] = eta * (1 - (mu if mu.dim() == eta.dim() else mu[..., None]))
         return Gates(**made), step
+
+    def _shared(
+        self, k: Tensor | None, gates: Gates, recent: Recent | None, places: Places | None
+    ) -> tuple[Gates, Recent | None]:
+        """The steps as the memory takes them: shared among keys alike, where a recipe says so, and before a momentum."""
+        eta, mu = gates.eta, gates.mu
+        if self.recipe.shared_steps:
+            assert k is not None and eta is not None
+            eta, recent = share(eta, k, self.memory.unit, self.reach, recent, places, self.pairs)
+        if mu is not None and eta is not None:
+            # what a step adds up to over time is then the same whatever the momentum
+            eta = eta * (1 - (mu if mu.dim() == eta.dim() else mu[..., None]))
+        return gates._replace(eta=eta), recent
 
     def extra_repr(self) -> str:
         return f"{self.spec}, heads={self.heads}, head_dim={self.keys}"

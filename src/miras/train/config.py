@@ -194,6 +194,7 @@ class ModelConfig:
     silu: bool | None = option(None, "q, k and v through SiLU, instead of what the preset has")
     output_gate: Literal["silu", "sigmoid", "none"] | None = option(None, "of a head's output, instead of the preset's")
     value_norm: bool | None = option(None, "each head's value scaled to unit RMS, instead of what the preset has")
+    shared_steps: bool | None = option(None, "keys alike among a chunk's tokens share their steps, instead of the preset's")
     step: float | None = option(None, "the relative step that a deep memory starts with, instead of the preset's")
     step_limit: float | None = option(None, "the largest relative step of a deep memory, instead of the preset's")
     pace: float | None = option(None, "how fast gates learn beside the rest: 0.1 for gates that a high rate throws off")

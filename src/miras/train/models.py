@@ -56,6 +56,7 @@ FIELDS = {
     "silu": "silu",
     "output_gate": "output_gate",
     "value_norm": "value_norm",
+    "shared_steps": "shared_steps",
     "step": "step_start",
     "step_limit": "step_limit",
     "pace": "gate_pace",

@@ -1,0 +1,174 @@
+"""Steps shared among keys alike (``nn.shared_steps``) in one pass each way: what stands between tokens never leaves a program.
+
+With A_ti = (k_t . k_i)^2 for the W tokens i before t, f = 1 / unit and s = 1 / (1 + f A eta), the result is y = eta s, and from dy
+
+    r_t = -dy_t eta_t s_t^2,     deta = dy s + f A' r,     dA = f r eta',     dG = 2 G dA,     dk_t += dG_ti k_i,  dk_i += dG_ti k_t.
+
+A program has a block of tokens, as readers of the block before and of themselves, and backwards as what the block after reads.
+
+B batch, S tokens behind each other, of which the first L are only read, H heads, K key channels, D channels of a step
+"""
+
+# ruff: noqa: ANN001, ANN201
+# mypy: disable-error-code="no-untyped-def,misc"
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from .around import blocks, once, power_of_2, readable
+from .launch import DOTS, INTERPRETED
+
+# tokens of a program: Triton's products of fewer rows are not to be relied upon everywhere (docs/kernels.md)
+BLOCK = 64
+
+
+@triton.jit
+def rows(x_ptr, row, token, first, S, H, D: tl.constexpr, DP: tl.constexpr):
+    """Tokens ``[BLOCK,DP]`` of one row and head, zeros where there is none; ``first`` is the first that x has."""
+    d = tl.arange(0, DP)
+    inside = ((token >= first) & (token < S))[:, None] & (d < D)[None, :]
+    at = ((row // H).to(tl.int64) * (S - first) + token - first) * H + row % H
+    return tl.load(x_ptr + at[:, None] * D + d[None, :], mask=inside, other=0.0)
+
+
+@triton.jit
+def keep(y_ptr, y, row, token, first, S, H, D: tl.constexpr, DP: tl.constexpr):
+    """Tokens ``[BLOCK,DP]`` to where they belong."""
+    d = tl.arange(0, DP)
+    inside = ((token >= first) & (token < S))[:, None] & (d < D)[None, :]
+    at = ((row // H).to(tl.int64) * (S - first) + token - first) * H + row % H
+    tl.store(y_ptr + at[:, None] * D + d[None, :], y, mask=inside)
+
+
+@triton.jit
+def products(reader, source, later, earlier, WIDTH: tl.constexpr, PRECISION: tl.constexpr):
+    """k_t . k_i for each reader t and each of the WIDTH tokens i before it, 0 elsewhere."""
+    back = later[:, None] - earlier[None, :]
+    seen = (back >= 1) & (back <= WIDTH)
+    return tl.where(seen, tl.dot(reader, tl.trans(source), input_precision=PRECISION), 0.0)
+
+
+@triton.jit
+def forward_kernel(
+    k_ptr, eta_ptr, share_ptr, y_ptr, S, L, H, N, factor,
+    K: tl.constexpr, D: tl.constexpr, KP: tl.constexpr, DP: tl.constexpr, BLOCK: tl.constexpr, WIDTH: tl.constexpr,
+    DOT: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """y = eta / (1 + f A eta), and the share 1 / (1 + f A eta)."""
+    row = tl.program_id(0) // N
+    token = L + tl.program_id(0) % N * BLOCK + tl.arange(0, BLOCK)
+    key, eta = rows(k_ptr, row, token, 0, S, H, K, KP).to(DOT), rows(eta_ptr, row, token, 0, S, H, D, DP)
+    near = products(key, key, token, token, WIDTH, PRECISION)
+    crowd = tl.dot((near * near).to(DOT), eta.to(DOT), input_precision=PRECISION)
+    before, moved = (
+        rows(k_ptr, row, token - BLOCK, 0, S, H, K, KP).to(DOT),
+        rows(eta_ptr, row, token - BLOCK, 0, S, H, D, DP).to(DOT),
+    )
+    far = products(key, before, token, token - BLOCK, WIDTH, PRECISION)
+    crowd += tl.dot((far * far).to(DOT), moved, input_precision=PRECISION)
+    share = 1.0 / (1.0 + factor * crowd)
+    keep(share_ptr, share, row, token, L, S, H, D, DP)
+    keep(y_ptr, eta.to(tl.float32) * share, row, token, L, S, H, D, DP)
+
+
+@triton.jit
+def pull(dy_ptr, eta_ptr, share_ptr, row, token, L, S, H, D: tl.constexpr, DP: tl.constexpr):
+    """What arrives at a reader's crowding, -dy eta s^2."""
+    dy, share = (
+        rows(dy_ptr, row, token, L, S, H, D, DP).to(tl.float32),
+        rows(share_ptr, row, token, L, S, H, D, DP).to(tl.float32),
+    )
+    return -dy * rows(eta_ptr, row, token, 0, S, H, D, DP).to(tl.float32) * share * share
+
+
+@triton.jit
+def backward_kernel(
+    k_ptr, eta_ptr, share_ptr, dy_ptr, dk_ptr, deta_ptr, S, L, H, N, factor,
+    K: tl.constexpr, D: tl.constexpr, KP: tl.constexpr, DP: tl.constexpr, BLOCK: tl.constexpr, WIDTH: tl.constexpr, LED: tl.constexpr,
+    DOT: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """dk and deta of a block: as readers, and as what the readers of this block and the next have seen."""
+    row = tl.program_id(0) // N
+    token = L + (tl.program_id(0) % N - LED) * BLOCK + tl.arange(0, BLOCK)
+    key, eta = rows(k_ptr, row, token, 0, S, H, K, KP).to(DOT), rows(eta_ptr, row, token, 0, S, H, D, DP).to(DOT)
+    own = pull(dy_ptr, eta_ptr, share_ptr, row, token, L, S, H, D, DP).to(DOT)
+    near = products(key, key, token, token, WIDTH, PRECISION)
+    slope = (2.0 * factor * near * tl.dot(own, tl.trans(eta), input_precision=PRECISION)).to(DOT)
+    dk = tl.dot(slope, key, input_precision=PRECISION) + tl.dot(tl.trans(slope), key, input_precision=PRECISION)
+    deta = tl.dot(tl.trans((near * near).to(DOT)), own, input_precision=PRECISION)
+    before, moved = (
+        rows(k_ptr, row, token - BLOCK, 0, S, H, K, KP).to(DOT),
+        rows(eta_ptr, row, token - BLOCK, 0, S, H, D, DP).to(DOT),
+    )
+    far = products(key, before, token, token - BLOCK, WIDTH, PRECISION)
+    slope = (2.0 * factor * far * tl.dot(own, tl.trans(moved), input_precision=PRECISION)).to(DOT)
+    dk += tl.dot(slope, before, input_precision=PRECISION)
+    after = rows(k_ptr, row, token + BLOCK, 0, S, H, K, KP).to(DOT)
+    other = pull(dy_ptr, eta_ptr, share_ptr, row, token + BLOCK, L, S, H, D, DP).to(DOT)
+    far = products(after, key, token + BLOCK, token, WIDTH, PRECISION)
+    slope = (2.0 * factor * far * tl.dot(other, tl.trans(eta), input_precision=PRECISION)).to(DOT)
+    dk += tl.dot(tl.trans(slope), after, input_precision=PRECISION)
+    deta += tl.dot(tl.trans((far * far).to(DOT)), other, input_precision=PRECISION)
+    dy = rows(dy_ptr, row, token, L, S, H, D, DP).to(tl.float32)
+    deta = dy * rows(share_ptr, row, token, L, S, H, D, DP).to(tl.float32) + factor * deta
+    keep(dk_ptr, dk, row, token, 0, S, H, K, KP)
+    keep(deta_ptr, deta, row, token, 0, S, H, D, DP)
+
+
+def _told(k: Tensor, eta: Tensor, width: int) -> dict[str, Any]:
+    exact = k.dtype == torch.float32
+    return {
+        "K": k.shape[3], "D": eta.shape[3], "KP": max(16, power_of_2(k.shape[3])), "DP": max(16, power_of_2(eta.shape[3])), "BLOCK": BLOCK,
+        "WIDTH": width, "DOT": DOTS[k.dtype], "PRECISION": "tf32" if not exact else "ieee" if INTERPRETED else "tf32x3",
+    }  # fmt: skip
+
+
+class SharedSteps(torch.autograd.Function):
+    """The steps, and the gradients of keys and steps."""
+
+    @staticmethod
+    def forward(ctx: Any, k: Tensor, eta: Tensor, factor: float, width: int, lead: int) -> Tensor:
+        k, eta = k.contiguous(), eta.contiguous()
+        batch, seen, heads, _ = k.shape
+        share, y = (eta.new_empty(batch, seen - lead, *eta.shape[2:]) for _ in range(2))
+        number = blocks(seen - lead, BLOCK)
+        with torch.cuda.device(k.get_device()):
+            forward_kernel[(number * batch * heads,)](
+                k, eta, share, y, seen, lead, heads, number, factor, **_told(k, eta, width), num_warps=4
+            )
+        ctx.save_for_backward(k, eta, share)
+        ctx.factor, ctx.width, ctx.lead = factor, width, lead
+        return y
+
+    @staticmethod
+    @once
+    def backward(ctx: Any, saved: tuple[Tensor, ...], dy: Tensor) -> tuple[Tensor | None, ...]:
+        k, eta, share = saved
+        batch, seen, heads, _ = k.shape
+        dk, deta, led = torch.empty_like(k), torch.empty_like(eta), int(ctx.lead > 0)
+        number = blocks(seen - ctx.lead, BLOCK) + led
+        with torch.cuda.device(k.get_device()):
+            backward_kernel[(number * batch * heads,)](
+                k, eta, share, dy.contiguous(), dk, deta, seen, ctx.lead, heads, number, ctx.factor, LED=led, **_told(k, eta, ctx.width),
+                num_warps=8,
+            )  # fmt: skip
+        return dk, deta, None, None, None
+
+
+def shared_steps(k: Tensor, eta: Tensor, unit: float, width: int, lead: int) -> Tensor:
+    """eta / (1 + sum beta_i (k_i . k_t)^2) over the ``width`` tokens before each but the first ``lead``, which are only seen.
+
+    k ``[B,S,H,K]``, eta ``[B,S,H,D]`` -> ``[B,S-L,H,D]``; ``lead`` is at most a block.
+    """
+    y: Tensor = SharedSteps.apply(k, eta, 1 / unit, width, lead)  # type: ignore[no-untyped-call]
+    return y
+
+
+def takes(k: Tensor, eta: Tensor, width: int) -> bool:
+    """Whether the kernel shares such steps on a GPU."""
+    return readable(k, eta) and width < BLOCK and max(k.shape[3], eta.shape[3]) <= 128

@@ -1,0 +1,105 @@
+"""Keys alike share their steps, so that a chunk of descent does not overshoot.
+
+The chunk form takes all gradients of a chunk at its start, where descent one token at a time would see what the tokens before
+have done already: n keys alike take n steps for one. With beta_i = eta_i / unit, the step relative to the weights, and C tokens
+of a chunk
+
+    eta_t  becomes  eta_t / (1 + sum_(t-C < i < t) beta_i (k_i . k_t)^2).
+
+C keys alike then take one step together, keys that stand on each other keep theirs, and in chunks of one token nothing changes.
+The last C - 1 pairs are carried from call to call, as a convolution carries its window: it does not matter where chunks begin.
+
+B batch, T tokens of a call, S tokens behind each other, H heads, K key channels, D channels of a step, R sequences, W = C - 1
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from .functional import worth_fusing
+from .packing import Places
+
+
+class Recent(NamedTuple):
+    """The keys ``[R,W,H,K]`` and steps ``[R,W,H,D or 1]`` of the last pairs, steps of 0 where there were none."""
+
+    keys: Tensor
+    steps: Tensor
+
+
+def crowding(keys: Tensor, steps: Tensor, width: int) -> Tensor:
+    """sum beta_i (k_i . k_t)^2 over the ``width`` pairs before each token but the first ``width``, ``[B,S-W,H,D]``."""
+    time = keys.shape[1] - width
+    block = max(1, min(width + 1, time))
+    whole = (0, 0, 0, 0, 0, -time % block if time else block)
+    # [B,N,H,D,block+W]
+    seen, moved = (F.pad(x, whole).unfold(1, block + width, block) for x in (keys, steps))
+    token = torch.arange(block, device=keys.device)[:, None]
+    slot = torch.arange(block + width, device=keys.device)
+    before = (slot >= token) & (slot < token + width)
+    alike = torch.where(before, (seen[..., width:].transpose(-1, -2) @ seen).square(), 0.0)
+    found = alike @ moved.transpose(-1, -2)
+    return found.transpose(2, 3).flatten(1, 2)[:, :time]
+
+
+def shared(pairs: Recent, unit: float, width: int, lead: int) -> Tensor:
+    """The steps ``[B,S-L,H,D]`` of pairs ``[B,S,H,...]`` but the first ``lead``, 0 or ``width``, which are only seen."""
+    keys, steps = pairs
+    if worth_fusing(keys):
+        from ..kernels import shared_steps
+
+        if shared_steps.takes(keys, steps, width):
+            return shared_steps.shared_steps(keys, steps, unit, width, lead)
+    with torch.autocast(keys.device.type, enabled=False):
+        before = (0, 0, 0, 0, width - lead, 0)
+        found = crowding(F.pad(keys.to(steps.dtype), before), F.pad(steps / unit, before), width)
+    return steps[:, lead:] / (1 + found)
+
+
+def share(
+    eta: Tensor, k: Tensor, unit: float, width: int, recent: Recent | None, places: Places | None, per_token: int = 1
+) -> tuple[Tensor, Recent]:
+    """The steps ``[B,T,H]`` or ``[B,T,H,D]`` that keys ``[B,T,H,K]`` share, and the pairs to go on with.
+
+    ``width`` is W. Packed tokens ``[1,N,...]`` have one row of ``recent`` a sequence; a token has ``per_token`` pairs.
+    """
+    new = Recent(k, eta if eta.dim() == 4 else eta[..., None])
+    if places is None:
+        # no copy of all tokens where a sequence starts, as it does in training
+        seen = new if recent is None else _joined(recent, new, 1)
+        y = shared(seen, unit, width, 0 if recent is None else width)
+        return y.reshape(eta.shape), Recent(*(_last(x, width) for x in seen))
+    if recent is None:
+        recent = Recent(*(x.new_zeros(len(places.lengths), width, *x.shape[2:]) for x in new))
+    order, own, last = _line(places, width, per_token)
+    seen = Recent(
+        *(x[order][None] for x in _joined(Recent(*(x.flatten(0, 1) for x in recent)), Recent(*(x[0] for x in new)), 0))
+    )
+    y = shared(seen, unit, width, width)[:, own - width]
+    return y.reshape(eta.shape), Recent(*(x[0, last] for x in seen))
+
+
+def _last(x: Tensor, width: int) -> Tensor:
+    """The last ``width`` tokens, zeros before them where there are fewer."""
+    return F.pad(x, (0, 0, 0, 0, max(0, width - x.shape[1]), 0))[:, max(0, x.shape[1] - width) :]
+
+
+def _joined(old: Recent, new: Recent, dim: int) -> Recent:
+    return Recent(*(torch.cat([was.to(now.dtype), now], dim) for was, now in zip(old, new, strict=True)))
+
+
+def _line(places: Places, width: int, per_token: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Every sequence behind its own window, which is as far as a token sees.
+
+    Which of all windows and tokens, in this order, stands at each place ``[S]``, where the tokens are ``[N]``, and where the
+    last ``width`` of every sequence ``[R,W]``.
+    """
+    device = places.row.device
+    row, back = torch.arange(len(places.lengths), device=device)[:, None], torch.arange(-width, 0, device=device)
+    window, last = (width * (row + 1) + per_token * bound[:, None] + back for bound in (places.bounds[:-1], places.bounds[1:]))
+    own = torch.arange(len(places.row) * per_token, device=device) + width * (places.row.repeat_interleave(per_token) + 1)
+    return torch.cat([window.flatten(), own]).argsort(), own, last

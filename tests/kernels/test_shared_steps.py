@@ -1,0 +1,84 @@
+"""Steps shared among keys alike in one pass each way, in Triton's interpreter or on a GPU, against float64.
+
+The interpreter has no products of 16-bit numbers: those are for a GPU.
+"""
+
+import dataclasses
+
+import pytest
+
+pytest.importorskip("triton")
+
+import torch
+import torch.nn.functional as F
+
+from devices import DEVICE, needs_gpu
+from miras import presets
+from miras.nn import MirasLayer, recipe_of
+from miras.nn import shared_steps as module
+from miras.nn.shared_steps import Recent, shared
+
+pytestmark = pytest.mark.gpu
+
+
+def results(k, eta, unit, width, lead, outer, fused, monkeypatch):
+    monkeypatch.setattr(module, "worth_fusing", lambda x: fused)
+    y = shared(Recent(k, eta), unit, width, lead)
+    return [y, *torch.autograd.grad(y, (k, eta), outer.to(y.dtype))]
+
+
+def compared(shape, steps, width, lead, monkeypatch, dtype=torch.float32, lean=True):
+    """Relative to what float64 finds from the same numbers."""
+    k = F.normalize(torch.randn(shape, device=DEVICE) + 1, dim=-1).to(dtype).requires_grad_()
+    eta = torch.rand(*shape[:3], steps, device=DEVICE).to(dtype if lean else torch.float32).requires_grad_()
+    outer = torch.randn(shape[0], shape[1] - lead, shape[2], steps, device=DEVICE).to(eta.dtype)
+    got = results(k, eta, 0.7, width, lead, outer, True, monkeypatch)
+    exact = [x.detach().double().requires_grad_() for x in (k, eta)]
+    want = results(*exact, 0.7, width, lead, outer, False, monkeypatch)
+    for a, b, like in zip(got, want, (eta, k, eta), strict=True):
+        assert a.dtype == like.dtype and a.shape == b.shape
+        assert (a.double() - b).norm() <= 2 * max(torch.finfo(dtype).eps, 5e-7) * b.norm()
+
+
+@pytest.mark.parametrize("lead", [False, True])
+@pytest.mark.parametrize(
+    ("shape", "steps", "width"),
+    [
+        ((1, 1, 1, 16), 16, 3),
+        ((2, 70, 2, 20), 20, 15),
+        ((1, 150, 2, 64), 64, 63),
+        ((1, 130, 1, 48), 1, 39),
+        ((1, 9, 1, 4), 4, 0),
+    ],
+)
+def test_values_and_gradients(shape, steps, width, lead, monkeypatch):
+    shape = (shape[0], shape[1] + lead * width, *shape[2:])
+    compared(shape, steps, width, lead * width, monkeypatch)
+
+
+@needs_gpu
+def test_steps_of_more_digits_than_their_keys(monkeypatch):
+    compared((1, 80, 1, 32), 32, 31, 0, monkeypatch, torch.bfloat16, lean=False)
+
+
+@needs_gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("channels", [48, 64, 96, 128])
+def test_real_sizes(channels, dtype, monkeypatch):
+    compared((4, 2048 + 17, 8, channels), channels, 63, 0, monkeypatch, dtype)
+    compared((2, 2048 + 63, 8, channels), 1, 63, 63, monkeypatch, dtype)
+
+
+def test_layers_give_the_same_by_either_way(monkeypatch):
+    spec = presets.get("titans_lmm")
+    recipe = dataclasses.replace(recipe_of(spec), shared_steps=True)
+    layer, found = MirasLayer(32, 2, spec, recipe=recipe, chunk_size=16).to(DEVICE), []
+    x = torch.randn(2, 40, 32, device=DEVICE, requires_grad=True)
+    for fused in (False, True):
+        monkeypatch.setattr(module, "worth_fusing", lambda x, fused=fused: fused)
+        y, state = layer(x[:, :27])
+        rest, _ = layer(x[:, 27:], state)
+        total = y.square().sum() + rest.square().sum()
+        found.append([y, rest, *torch.autograd.grad(total, (x, *layer.parameters()))])
+    for plain, fused in zip(*found, strict=True):
+        assert (plain - fused).norm() <= 1e-4 * plain.norm() + 1e-7

@@ -1,0 +1,106 @@
+"""Keys alike share their steps: the rule written out, what it promises, and any way of cutting a sequence."""
+
+import dataclasses
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from miras import presets
+from miras.nn import MirasLayer, Recipe, recipe_of
+from miras.nn.shared_steps import Recent, shared
+
+CHUNK = 8
+
+
+def layer_of(name, chunk_size=CHUNK):
+    spec = presets.get(name)
+    recipe = dataclasses.replace(recipe_of(spec), shared_steps=True)
+    return MirasLayer(16, 2, spec, recipe=recipe, chunk_size=chunk_size).double()
+
+
+def unit_keys(*shape):
+    return F.normalize(torch.randn(*shape, dtype=torch.float64) + 0.5, dim=-1)
+
+
+@pytest.mark.parametrize("width", [0, 1, 7])
+@pytest.mark.parametrize("time", [1, 5, 30])
+def test_the_rule_written_out(time, width):
+    k, eta, unit = unit_keys(2, time, 3, 4), torch.rand(2, time, 3, 5, dtype=torch.float64), 0.3
+    got = shared(Recent(k, eta), unit, width, 0)
+    for t in range(time):
+        crowd = torch.zeros(2, 3, 5, dtype=torch.float64)
+        for i in range(max(0, t - width), t):
+            crowd += eta[:, i] / unit * (k[:, i] * k[:, t]).sum(-1, keepdim=True) ** 2
+        torch.testing.assert_close(got[:, t], eta[:, t] / (1 + crowd))
+
+
+@pytest.mark.parametrize("step", [0.1, 1.0])
+def test_keys_alike_take_one_step_together(step):
+    """After the first chunk; in it, what comes first has not seen the others, and they take a harmonic sum."""
+    k = torch.full((1, 4 * CHUNK, 1, 4), 0.5, dtype=torch.float64)
+    beta = shared(Recent(k, torch.full_like(k[..., :1], step)), 1.0, CHUNK - 1, 0).reshape(4, CHUNK).sum(1)
+    assert beta[1:].max() <= 1 + 1e-12
+    assert beta[0] <= sum(1 / n for n in range(1, CHUNK + 1)) + 1e-12
+
+
+def test_keys_that_stand_on_each_other_keep_theirs():
+    k, eta = torch.eye(CHUNK, dtype=torch.float64)[None, :, None], torch.rand(1, CHUNK, 1, 3, dtype=torch.float64)
+    assert torch.equal(shared(Recent(k, eta), 1.0, CHUNK - 1, 0), eta)
+
+
+def test_chunks_of_one_token_have_nothing_to_share():
+    x = torch.randn(2, 10, 16, dtype=torch.float64)
+    own = layer_of("yaad", chunk_size=1)
+    plain = MirasLayer(16, 2, "yaad", chunk_size=1).double()
+    plain.load_state_dict(own.state_dict())
+    assert torch.equal(own(x)[0], plain(x)[0])
+
+
+def test_sharing_changes_what_is_learned():
+    x = torch.randn(2, 30, 16, dtype=torch.float64)
+    own = layer_of("yaad")
+    plain = MirasLayer(16, 2, "yaad", chunk_size=CHUNK).double()
+    plain.load_state_dict(own.state_dict())
+    assert (own(x)[0] - plain(x)[0]).abs().max() > 1e-6
+    before, after = plain.prepare(x), own.prepare(x)
+    assert (after.gates.eta <= before.gates.eta).all() and after.recent.keys.shape == (2, CHUNK - 1, 2, 8)
+
+
+@pytest.mark.parametrize("name", ["yaad", "titans_lmm", "ttt_mlp", "memora", "delta_product"])
+def test_any_cut_of_a_sequence_gives_the_same(name):
+    layer, x = layer_of(name), torch.randn(2, 45, 16, dtype=torch.float64)
+    whole, end = layer(x)
+    state, pieces = None, []
+    for piece in x.split([13, 1, 3, 28], 1):
+        y, state = layer(piece, state)
+        pieces.append(y)
+    torch.testing.assert_close(torch.cat(pieces, 1), whole)
+    for a, b in zip(state.recent, end.recent, strict=True):
+        torch.testing.assert_close(a, b)
+
+
+@pytest.mark.parametrize("name", ["yaad", "ttt_mlp", "delta_product"])
+def test_packed_sequences_see_only_themselves(name):
+    layer, x = layer_of(name), torch.randn(1, 60, 16, dtype=torch.float64)
+    first, more = torch.tensor([0, 2, 2, 31, 40]), torch.tensor([0, 3, 7, 8, 20])
+    y, state = layer(x[:, :40], cu_seqlens=first)
+    z, _ = layer(x[:, 40:], state, cu_seqlens=more)
+    for i in range(4):
+        alone, begun = layer(x[:, first[i] : first[i + 1]])
+        torch.testing.assert_close(y[:, first[i] : first[i + 1]], alone)
+        rest, _ = layer(x[:, 40 + more[i] : 40 + more[i + 1]], begun)
+        torch.testing.assert_close(z[:, more[i] : more[i + 1]], rest)
+
+
+def test_gradients():
+    k, eta = unit_keys(1, 9, 2, 3).requires_grad_(), torch.rand(1, 9, 2, 3, dtype=torch.float64).requires_grad_()
+    assert torch.autograd.gradcheck(lambda k, eta: shared(Recent(k, eta), 0.7, 4, 0), (k, eta))
+    assert torch.autograd.gradcheck(lambda k, eta: shared(Recent(k, eta), 0.7, 4, 4), (k, eta))
+
+
+def test_a_recipe_without_steps_or_unit_keys_is_refused():
+    with pytest.raises(ValueError, match="shared_steps are those of a gate eta"):
+        Recipe(shared_steps=True)
+    with pytest.raises(ValueError, match="unit length"):
+        dataclasses.replace(recipe_of(presets.get("yaad")), treatment="plain", shared_steps=True)
