@@ -10,7 +10,9 @@ from torch.utils import _pytree as pytree
 from miras.hf import MirasCache
 
 QUIET = {"eos_token_id": None, "pad_token_id": 0}
-each_kind = pytest.mark.parametrize("name", ["yaad", "moneta", "memora", "gated_deltanet", "yaad-h", "transformer"])
+each_kind = pytest.mark.parametrize(
+    "name", ["yaad", "moneta", "memora", "gated_deltanet", "yaad-h", "yaad-shared", "transformer"]
+)
 
 
 def greedy(model, ids, steps):

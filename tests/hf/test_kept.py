@@ -15,7 +15,7 @@ from miras import presets
 from miras.hf import KeptMemory, byte_tokenizer
 
 GREEDY = {"max_new_tokens": 6, "do_sample": False, "eos_token_id": None}
-each_preset = pytest.mark.parametrize("name", [*presets.PRESETS, "yaad-h"])
+each_preset = pytest.mark.parametrize("name", [*presets.PRESETS, "yaad-h", "yaad-shared"])
 
 
 def continued(memory, ids=None):

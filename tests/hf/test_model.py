@@ -18,17 +18,19 @@ each_kind = pytest.mark.parametrize("name", KINDS)
 
 
 def build(name, dtype=torch.float64, **changes):
+    """A preset's model; with "-h" behind its name a hybrid, with "-shared" one whose keys alike share their steps."""
     torch.manual_seed(0)
-    hybrid = name.endswith("-h")
+    name, _, kind = name.partition("-")
     config = MirasConfig(
         **{
-            "spec": name.removesuffix("-h"),
+            "spec": name,
             "vocab_size": 40,
             "hidden_size": 16,
             "intermediate_size": 24,
             "num_hidden_layers": 2,
             "num_attention_heads": 2,
-            "sliding_window": 5 if hybrid else None,
+            "sliding_window": 5 if kind == "h" else None,
+            "shared_steps": True if kind == "shared" else None,
             "chunk_size": CHUNK,
             "initializer_range": 0.3,
             "pad_token_id": 0,
