@@ -100,6 +100,15 @@ def test_the_plans_of_the_experiment_can_be_read(path):
     assert len({identity(trial.to_dict()) for trial in trials}) == len(trials) >= 12
 
 
+def test_a_setting_that_was_not_made_makes_no_other_trial():
+    """What is done stays done when models get a new option."""
+    made = [
+        identity({"model": {"name": "yaad"} | option, "rate": 1})
+        for option in ({}, {"shared_steps": None}, {"shared_steps": True})
+    ]
+    assert made[0] == made[1] != made[2]
+
+
 def call(monkeypatch, script, *arguments):
     """Run a script of the experiment in this process, as its command would; its own modules are forgotten after it."""
     monkeypatch.syspath_prepend(str(EXPERIMENT))

@@ -95,8 +95,14 @@ def read_plan(path: Path, precision: Precision, results: Sequence[Result] = ()) 
 
 
 def identity(trial: dict[str, Any]) -> str:
-    """What makes two trials the same: all their settings."""
-    return json.dumps(trial, sort_keys=True)
+    """What makes two trials the same: all settings that were made. One of None was not, nor one that older results lack."""
+
+    def made(settings: Any) -> Any:
+        if not isinstance(settings, dict):
+            return settings
+        return {name: made(value) for name, value in settings.items() if value is not None}
+
+    return json.dumps(made(trial), sort_keys=True)
 
 
 def read_results(paths: Iterable[Path]) -> list[Result]:
