@@ -4,14 +4,17 @@
     python experiments/tame_start/gradients.py --table  # docs/results/tame_gradients.md from what is there
 
 Three blocks of 4 heads of 64 channels read this project's licence, byte by byte; the norm of the gradient of the mean
-loss is taken over a block's parameters, the largest of the three. ``decay`` is -log alpha at the start.
+loss is taken over a block's parameters, the largest of the three. ``decay`` is -log alpha at the start; steps are each
+token's own, or shared among keys alike (``nn.shared_steps``).
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import time
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -25,6 +28,8 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 MODELS = ("yaad", "titans_lmm", "moneta", "memora")
 LENGTHS = (1024, 2048, 4096)
+# whether it is anchored, and its decay
+RETENTIONS = ((False, 1e-3), (False, 1e-4), (True, 1e-3), (True, 1e-2))
 PAGE = ROOT / "docs" / "results" / "tame_gradients.md"
 
 
@@ -33,20 +38,21 @@ def text() -> Tensor:
     return torch.tensor(list((ROOT / "LICENSE").read_bytes()[: max(LENGTHS)]))[None]
 
 
-def model_of(name: str, anchored: bool, decay: float) -> MirasForCausalLM:
+def model_of(name: str, anchored: bool, decay: float, shared: bool) -> MirasForCausalLM:
     """A small model whose decays start at one value."""
     torch.manual_seed(0)
     sizes = {"num_hidden_layers": 3, "hidden_size": 256, "num_attention_heads": 4, "intermediate_size": 512}
-    model = MirasForCausalLM(MirasConfig.preset(f"{name}{'-anchored' if anchored else ''}-small", **sizes))
+    name = f"{name}{'-anchored' if anchored else ''}-small"
+    model = MirasForCausalLM(MirasConfig.preset(name, **sizes, shared_steps=shared))
     for gate in model.modules():
         if isinstance(gate, Gate) and gate.recipe.name == "log_alpha":
             torch.nn.init.constant_(gate.bias, LINKS[gate.recipe.link].inverse(decay, gate.recipe.limit))
     return model
 
 
-def norm(name: str, anchored: bool, decay: float, length: int) -> float:
+def norm(name: str, anchored: bool, decay: float, shared: bool, length: int) -> float:
     """The largest norm of a block's gradient."""
-    model, ids = model_of(name, anchored, decay), text()[:, :length]
+    model, ids = model_of(name, anchored, decay, shared), text()[:, :length]
     model(input_ids=ids, labels=ids).loss.backward()
     blocks = [[p.grad.double().norm() for p in block.parameters() if p.grad is not None] for block in model.model.layers]
     return max(float(torch.stack(norms).norm()) for norms in blocks)
@@ -54,9 +60,9 @@ def norm(name: str, anchored: bool, decay: float, length: int) -> float:
 
 def measure(path: Path) -> None:
     """Every setting that is not in the file yet."""
-    done = {tuple(row["setting"]) for row in results.rows(path)}
-    settings = [(n, a, d, t) for n in MODELS for a, d in ((False, 1e-3), (False, 1e-4), (True, 1e-3)) for t in LENGTHS]
-    for setting in settings:
+    done = {setting_of(row) for row in results.rows(path)}
+    for name, retention, shared, length in itertools.product(MODELS, RETENTIONS, (False, True), LENGTHS):
+        setting = (name, *retention, shared, length)
         if setting in done:
             continue
         began = time.monotonic()
@@ -66,22 +72,29 @@ def measure(path: Path) -> None:
         print(*setting, f"{found:.1e}", flush=True)
 
 
+def setting_of(row: dict[str, Any]) -> tuple[str, bool, float, bool, int]:
+    """A row's setting; the first rows were measured before steps could be shared."""
+    name, anchored, decay, *shared, length = row["setting"]
+    return name, anchored, decay, any(shared), length
+
+
 def table(path: Path) -> str:
     """The page."""
-    rows = {tuple(row["setting"]): row["norm"] for row in results.rows(path)}
+    rows = {setting_of(row): row["norm"] for row in results.rows(path)}
     lines = [
         "# Gradients at the start",
         "",
         "Made by `python experiments/tame_start/gradients.py --table` from `experiments/tame_start/gradients.jsonl`:",
         "three blocks of 4 heads of 64 channels on text, float32, the largest norm of a block's gradient, one seed.",
         "",
-        f"| model | retention | decay | {' | '.join(f'{length} tokens' for length in LENGTHS)} |",
-        "|---" * (3 + len(LENGTHS)) + "|",
+        f"| model | retention | decay | steps | {' | '.join(f'{length} tokens' for length in LENGTHS)} |",
+        "|---" * (4 + len(LENGTHS)) + "|",
     ]
-    for name, anchored, decay in dict.fromkeys(key[:3] for key in rows):
-        found = [rows.get((name, anchored, decay, length)) for length in LENGTHS]
+    for name, (anchored, decay), shared in itertools.product(MODELS, RETENTIONS, (False, True)):
+        found = [rows[name, anchored, decay, shared, length] for length in LENGTHS]
         cells = " | ".join("overflow" if value is None else f"{value:.1e}" for value in found)
-        lines.append(f"| {name} | {'anchored' if anchored else 'plain'} | {decay:g} | {cells} |")
+        kind, steps = "anchored" if anchored else "plain", "shared" if shared else "own"
+        lines.append(f"| {name} | {kind} | {decay:g} | {steps} | {cells} |")
     return "\n".join(lines) + "\n"
 
 
