@@ -13,9 +13,12 @@ from miras.nn.shared_steps import Recent, shared
 CHUNK = 8
 
 
-def layer_of(name, chunk_size=CHUNK):
+def layer_of(name, chunk_size=CHUNK, shared=True):
+    """A layer whose steps are so long that most of them are shared."""
     spec = presets.get(name)
-    recipe = dataclasses.replace(recipe_of(spec), shared_steps=True)
+    recipe = recipe_of(spec)
+    gates = tuple(dataclasses.replace(gate, start=1.9, limit=2.0) if gate.name == "eta" else gate for gate in recipe.gates)
+    recipe = dataclasses.replace(recipe, gates=gates, shared_steps=shared)
     return MirasLayer(16, 2, spec, recipe=recipe, chunk_size=chunk_size).double()
 
 
@@ -29,42 +32,43 @@ def test_the_rule_written_out(time, width):
     k, eta, unit = unit_keys(2, time, 3, 4), torch.rand(2, time, 3, 5, dtype=torch.float64), 0.3
     got = shared(Recent(k, eta), unit, width, 0)
     for t in range(time):
-        crowd = torch.zeros(2, 3, 5, dtype=torch.float64)
-        for i in range(max(0, t - width), t):
-            crowd += eta[:, i] / unit * (k[:, i] * k[:, t]).sum(-1, keepdim=True) ** 2
-        torch.testing.assert_close(got[:, t], eta[:, t] / (1 + crowd))
+        steps = torch.zeros(2, 3, 5, dtype=torch.float64)
+        for i in range(max(0, t - width), t + 1):
+            steps += eta[:, i] / unit * (k[:, i] * k[:, t]).sum(-1, keepdim=True) ** 2
+        torch.testing.assert_close(got[:, t], eta[:, t] * (2 / steps).clamp(max=1))
 
 
-@pytest.mark.parametrize("step", [0.1, 1.0])
-def test_keys_alike_take_one_step_together(step):
+@pytest.mark.parametrize("step", [0.3, 1.0])
+def test_keys_alike_take_two_steps_together(step):
     """After the first chunk; in it, what comes first has not seen the others, and they take a harmonic sum."""
     k = torch.full((1, 4 * CHUNK, 1, 4), 0.5, dtype=torch.float64)
     beta = shared(Recent(k, torch.full_like(k[..., :1], step)), 1.0, CHUNK - 1, 0).reshape(4, CHUNK).sum(1)
-    assert beta[1:].max() <= 1 + 1e-12
-    assert beta[0] <= sum(1 / n for n in range(1, CHUNK + 1)) + 1e-12
+    torch.testing.assert_close(beta[1:], torch.full_like(beta[1:], 2.0))
+    assert 2 < beta[0] <= 2 * sum(1 / n for n in range(1, CHUNK + 1))
 
 
-def test_keys_that_stand_on_each_other_keep_theirs():
-    k, eta = torch.eye(CHUNK, dtype=torch.float64)[None, :, None], torch.rand(1, CHUNK, 1, 3, dtype=torch.float64)
-    assert torch.equal(shared(Recent(k, eta), 1.0, CHUNK - 1, 0), eta)
+@pytest.mark.parametrize("keys", ["different", "alike"])
+def test_steps_that_do_not_overshoot_stay_as_they_are(keys):
+    k = torch.eye(CHUNK) if keys == "different" else torch.eye(CHUNK)[:1].expand(CHUNK, -1)
+    eta = torch.rand(1, CHUNK, 1, 3, dtype=torch.float64) * (1 if keys == "different" else 2 / CHUNK)
+    assert torch.equal(shared(Recent(k.double()[None, :, None], eta), 1.0, CHUNK - 1, 0), eta)
 
 
 def test_chunks_of_one_token_have_nothing_to_share():
     x = torch.randn(2, 10, 16, dtype=torch.float64)
-    own = layer_of("yaad", chunk_size=1)
-    plain = MirasLayer(16, 2, "yaad", chunk_size=1).double()
+    own, plain = (layer_of("yaad", chunk_size=1, shared=shared) for shared in (True, False))
     plain.load_state_dict(own.state_dict())
     assert torch.equal(own(x)[0], plain(x)[0])
 
 
 def test_sharing_changes_what_is_learned():
     x = torch.randn(2, 30, 16, dtype=torch.float64)
-    own = layer_of("yaad")
-    plain = MirasLayer(16, 2, "yaad", chunk_size=CHUNK).double()
+    own, plain = (layer_of("yaad", shared=shared) for shared in (True, False))
     plain.load_state_dict(own.state_dict())
     assert (own(x)[0] - plain(x)[0]).abs().max() > 1e-6
     before, after = plain.prepare(x), own.prepare(x)
-    assert (after.gates.eta <= before.gates.eta).all() and after.recent.keys.shape == (2, CHUNK - 1, 2, 8)
+    assert (after.gates.eta <= before.gates.eta).all() and (after.gates.eta < before.gates.eta).double().mean() > 0.5
+    assert after.recent.keys.shape == (2, CHUNK - 1, 2, 8)
 
 
 @pytest.mark.parametrize("name", ["yaad", "titans_lmm", "ttt_mlp", "memora", "delta_product"])
@@ -94,7 +98,7 @@ def test_packed_sequences_see_only_themselves(name):
 
 
 def test_gradients():
-    k, eta = unit_keys(1, 9, 2, 3).requires_grad_(), torch.rand(1, 9, 2, 3, dtype=torch.float64).requires_grad_()
+    k, eta = unit_keys(1, 9, 2, 3).requires_grad_(), (4 * torch.rand(1, 9, 2, 3, dtype=torch.float64)).requires_grad_()
     assert torch.autograd.gradcheck(lambda k, eta: shared(Recent(k, eta), 0.7, 4, 0), (k, eta))
     assert torch.autograd.gradcheck(lambda k, eta: shared(Recent(k, eta), 0.7, 4, 4), (k, eta))
 

@@ -1,8 +1,9 @@
 """Steps shared among keys alike (``nn.shared_steps``) in one pass each way: what stands between tokens never leaves a program.
 
-With A_ti = (k_t . k_i)^2 for the W tokens i before t, f = 1 / unit and s = 1 / (1 + f A eta), the result is y = eta s, and from dy
+With A_ti = (k_t . k_i)^2 for i = t and the W tokens before t, f = 1 / unit and s = min(1, 2 / (f A eta)), the result is y = eta s,
+and from dy, where s < 1,
 
-    r_t = -dy_t eta_t s_t^2,     deta = dy s + f A' r,     dA = f r eta',     dG = 2 G dA,     dk_t += dG_ti k_i,  dk_i += dG_ti k_t.
+    r_t = -dy_t eta_t s_t^2 / 2,     deta = dy s + f A' r,     dA = f r eta',     dG = 2 G dA,     dk_t += dG_ti k_i,  dk_i += dG_ti k_t.
 
 A program has a block of tokens, as readers of the block before and of themselves, and backwards as what the block after reads.
 
@@ -25,6 +26,7 @@ from .launch import DOTS, INTERPRETED
 
 # tokens of a program: Triton's products of fewer rows are not to be relied upon everywhere (docs/kernels.md)
 BLOCK = 64
+MOST = tl.constexpr(2.0)
 
 
 @triton.jit
@@ -47,9 +49,9 @@ def keep(y_ptr, y, row, token, first, S, H, D: tl.constexpr, DP: tl.constexpr):
 
 @triton.jit
 def products(reader, source, later, earlier, WIDTH: tl.constexpr, PRECISION: tl.constexpr):
-    """k_t . k_i for each reader t and each of the WIDTH tokens i before it, 0 elsewhere."""
+    """k_t . k_i for each reader t, itself and each of the WIDTH tokens i before it, 0 elsewhere."""
     back = later[:, None] - earlier[None, :]
-    seen = (back >= 1) & (back <= WIDTH)
+    seen = (back >= 0) & (back <= WIDTH)
     return tl.where(seen, tl.dot(reader, tl.trans(source), input_precision=PRECISION), 0.0)
 
 
@@ -59,7 +61,7 @@ def forward_kernel(
     K: tl.constexpr, D: tl.constexpr, KP: tl.constexpr, DP: tl.constexpr, BLOCK: tl.constexpr, WIDTH: tl.constexpr,
     DOT: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """y = eta / (1 + f A eta), and the share 1 / (1 + f A eta)."""
+    """y = eta s, and the share s."""
     row = tl.program_id(0) // N
     token = L + tl.program_id(0) % N * BLOCK + tl.arange(0, BLOCK)
     key, eta = rows(k_ptr, row, token, 0, S, H, K, KP).to(DOT), rows(eta_ptr, row, token, 0, S, H, D, DP)
@@ -71,19 +73,20 @@ def forward_kernel(
     )
     far = products(key, before, token, token - BLOCK, WIDTH, PRECISION)
     crowd += tl.dot((far * far).to(DOT), moved, input_precision=PRECISION)
-    share = 1.0 / (1.0 + factor * crowd)
+    share = MOST / tl.maximum(factor * crowd, MOST)
     keep(share_ptr, share, row, token, L, S, H, D, DP)
     keep(y_ptr, eta.to(tl.float32) * share, row, token, L, S, H, D, DP)
 
 
 @triton.jit
 def pull(dy_ptr, eta_ptr, share_ptr, row, token, L, S, H, D: tl.constexpr, DP: tl.constexpr):
-    """What arrives at a reader's crowding, -dy eta s^2."""
+    """What arrives at a reader's f A eta: -dy eta s^2 / 2, or nothing."""
     dy, share = (
         rows(dy_ptr, row, token, L, S, H, D, DP).to(tl.float32),
         rows(share_ptr, row, token, L, S, H, D, DP).to(tl.float32),
     )
-    return -dy * rows(eta_ptr, row, token, 0, S, H, D, DP).to(tl.float32) * share * share
+    pulled = -dy * rows(eta_ptr, row, token, 0, S, H, D, DP).to(tl.float32) * share * share / MOST
+    return tl.where(share < 1.0, pulled, 0.0)
 
 
 @triton.jit
@@ -161,7 +164,7 @@ class SharedSteps(torch.autograd.Function):
 
 
 def shared_steps(k: Tensor, eta: Tensor, unit: float, width: int, lead: int) -> Tensor:
-    """eta / (1 + sum beta_i (k_i . k_t)^2) over the ``width`` tokens before each but the first ``lead``, which are only seen.
+    """eta_t min(1, 2 / c_t), c_t over each token and the ``width`` before it; the first ``lead`` are only seen.
 
     k ``[B,S,H,K]``, eta ``[B,S,H,D]`` -> ``[B,S-L,H,D]``; ``lead`` is at most a block.
     """

@@ -36,7 +36,7 @@ class Recipe:
         scaled: whether q is divided by sqrt(K).
         rope: the base of rotary positions on q and k, or None.
         value_norm: whether each head's value is scaled to unit RMS.
-        shared_steps: whether keys alike, among the tokens of a chunk, share their steps (``nn.shared_steps``).
+        shared_steps: whether keys alike, among as many tokens as a chunk has, share their steps (``nn.shared_steps``).
         start: standard deviation of a memory's learned initial weights (of their logits' spread, on a simplex).
         output_norm: whether each head's output is RMS-normalised.
         output_gate: the function of the gate on the output, or None. A SiLU starts near zero with either sign, which holds

@@ -1,13 +1,13 @@
 """Keys alike share their steps, so that a chunk of descent does not overshoot.
 
-The chunk form takes all gradients of a chunk at its start, where descent one token at a time would see what the tokens before
-have done already: n keys alike take n steps for one. With beta_i = eta_i / unit, the step relative to the weights, and C tokens
-of a chunk
+The chunk form takes all gradients of a chunk at its start, so n keys alike take n steps for one, and descent that steps more
+than twice too far overshoots. With beta_i = eta_i / unit, the step relative to the weights, and C tokens of a chunk
 
-    eta_t  becomes  eta_t / (1 + sum_(t-C < i < t) beta_i (k_i . k_t)^2).
+    eta_t  becomes  eta_t min(1, 2 / c_t),    c_t = sum_(t-C < i <= t) beta_i (k_i . k_t)^2.
 
-C keys alike then take one step together, keys that stand on each other keep theirs, and in chunks of one token nothing changes.
-The last C - 1 pairs are carried from call to call, as a convolution carries its window: it does not matter where chunks begin.
+What steps along a key add up to is no more than 2 then. Nothing changes where it never was more: for keys that differ, and in
+chunks of one token. The last C - 1 pairs are carried from call to call, as a convolution carries its window: it does not matter
+where chunks begin.
 
 B batch, T tokens of a call, S tokens behind each other, H heads, K key channels, D channels of a step, R sequences, W = C - 1
 """
@@ -23,6 +23,9 @@ from torch import Tensor
 from .functional import worth_fusing
 from .packing import Places
 
+# of steps along one direction, beyond which descent overshoots
+MOST = 2.0
+
 
 class Recent(NamedTuple):
     """The keys ``[R,W,H,K]`` and steps ``[R,W,H,D or 1]`` of the last pairs, steps of 0 where there were none."""
@@ -32,7 +35,7 @@ class Recent(NamedTuple):
 
 
 def crowding(keys: Tensor, steps: Tensor, width: int) -> Tensor:
-    """sum beta_i (k_i . k_t)^2 over the ``width`` pairs before each token but the first ``width``, ``[B,S-W,H,D]``."""
+    """c_t, over each token and the ``width`` pairs before it, of all but the first ``width``: ``[B,S-W,H,D]``."""
     time = keys.shape[1] - width
     block = max(1, min(width + 1, time))
     whole = (0, 0, 0, 0, 0, -time % block if time else block)
@@ -40,8 +43,8 @@ def crowding(keys: Tensor, steps: Tensor, width: int) -> Tensor:
     seen, moved = (F.pad(x, whole).unfold(1, block + width, block) for x in (keys, steps))
     token = torch.arange(block, device=keys.device)[:, None]
     slot = torch.arange(block + width, device=keys.device)
-    before = (slot >= token) & (slot < token + width)
-    alike = torch.where(before, (seen[..., width:].transpose(-1, -2) @ seen).square(), 0.0)
+    within = (slot >= token) & (slot <= token + width)
+    alike = torch.where(within, (seen[..., width:].transpose(-1, -2) @ seen).square(), 0.0)
     found = alike @ moved.transpose(-1, -2)
     return found.transpose(2, 3).flatten(1, 2)[:, :time]
 
@@ -57,7 +60,7 @@ def shared(pairs: Recent, unit: float, width: int, lead: int) -> Tensor:
     with torch.autocast(keys.device.type, enabled=False):
         before = (0, 0, 0, 0, width - lead, 0)
         found = crowding(F.pad(keys.to(steps.dtype), before), F.pad(steps / unit, before), width)
-    return steps[:, lead:] / (1 + found)
+    return steps[:, lead:] * (MOST / found.clamp_min(MOST))
 
 
 def share(
