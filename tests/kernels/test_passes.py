@@ -11,7 +11,7 @@ from torch.testing._internal.two_tensor import TwoTensor
 from torch.utils.checkpoint import checkpoint
 
 from devices import DEVICE
-from miras.kernels import around, convolution, gate_link, gated_norm, heads, norm, residual, rotary, swiglu
+from miras.kernels import around, convolution, gate_link, gated_norm, heads, norm, residual, rotary, shared_steps, swiglu
 from miras.nn.functional import turns
 
 pytestmark = pytest.mark.gpu
@@ -36,6 +36,7 @@ PASSES = {
     "swiglu": (swiglu.swiglu, [(2, 5, 12)], None),
     "convolution": (lambda x, w, taps: convolution.convolution(x, w, taps, True), [(2, 5, 3), (2, 3, 3), (3, 4)], 2),
     "gate_link": (lambda x, bias: gate_link.gate_link(x, bias, 0.3, "softplus", False), [(2, 5, 12), (12,)], 1),
+    "shared_steps": (lambda k, eta: shared_steps.shared_steps(k, eta, 0.3, 4, 2), [(2, 7, 3, 4), (2, 7, 3, 5)], None),
 }  # fmt: skip
 
 
