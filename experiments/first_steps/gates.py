@@ -35,7 +35,8 @@ VARIANTS: dict[str, dict[str, float | bool]] = {
     "less slow gates": {"gate_pace": 0.3},
     "no SiLU": {"silu": False},
     "bounded": {"backward_bound": 1.0},
-    "shared steps": {"shared_steps": True},
+    "shared steps": {"step_sum": 2.0},
+    "shared steps, a third": {"step_sum": 2.0 / 3.0},
 }
 SEEDS = (0, 1)
 BATCH, LENGTH, STEPS, STOP, RATE, THROWN, CHUNK = 2, 2048, 300, 130, 1e-2, 10.0, 64

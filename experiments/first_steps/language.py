@@ -101,9 +101,7 @@ def main() -> None:
     )
     parser.add_argument("--pace", type=float, help="how fast gates learn beside the rest; the model's own when not given")
     parser.add_argument("--bound", type=float, help="of the backward pass through the memory; none when not given")
-    parser.add_argument(
-        "--shared-steps", action=argparse.BooleanOptionalAction, help="of keys alike; the model's own when not given"
-    )
+    parser.add_argument("--step-sum", type=float, help="what steps of keys alike add up to; the model's own when not given")
     parser.add_argument("--chunk-size", type=int, help="tokens of a chunk; the model's own when not given")
     given = parser.parse_args()
     if not given.text.is_file():
@@ -117,7 +115,7 @@ def main() -> None:
         "rope": given.rope,
         "gate_pace": given.pace,
         "backward_bound": given.bound,
-        "shared_steps": given.shared_steps,
+        "step_sum": given.step_sum,
         "chunk_size": given.chunk_size,
     }
     changes = {name: value for name, value in asked.items() if value is not None}

@@ -81,9 +81,7 @@ def main() -> None:
     parser.add_argument("--silu", action=argparse.BooleanOptionalAction, help="of q, k and v; the model's own when not given")
     parser.add_argument("--bound", type=float, help="of the backward pass through the memory; none when not given")
     parser.add_argument("--pace", type=float, help="how fast gates learn beside the rest; the model's own when not given")
-    parser.add_argument(
-        "--shared-steps", action=argparse.BooleanOptionalAction, help="of keys alike; the model's own when not given"
-    )
+    parser.add_argument("--step-sum", type=float, help="what steps of keys alike add up to; the model's own when not given")
     parser.add_argument("--step-start", type=float, help="the relative step a deep memory starts with")
     parser.add_argument("--step-limit", type=float, help="its largest")
     given = parser.parse_args()
@@ -92,7 +90,7 @@ def main() -> None:
         "output_gate": given.output_gate,
         "silu": given.silu,
         "gate_pace": given.pace,
-        "shared_steps": given.shared_steps,
+        "step_sum": given.step_sum,
         "backward_bound": given.bound,
         "step_start": given.step_start,
         "step_limit": given.step_limit,

@@ -30,7 +30,7 @@ def build(name, dtype=torch.float64, **changes):
             "num_hidden_layers": 2,
             "num_attention_heads": 2,
             "sliding_window": 5 if kind == "h" else None,
-            **({"shared_steps": True, "step_start": 1.9, "step_limit": 2.0} if kind == "shared" else {}),
+            **({"step_sum": 2.0, "step_start": 1.9, "step_limit": 2.0} if kind == "shared" else {}),
             "chunk_size": CHUNK,
             "initializer_range": 0.3,
             "pad_token_id": 0,

@@ -36,7 +36,7 @@ PASSES = {
     "swiglu": (swiglu.swiglu, [(2, 5, 12)], None),
     "convolution": (lambda x, w, taps: convolution.convolution(x, w, taps, True), [(2, 5, 3), (2, 3, 3), (3, 4)], 2),
     "gate_link": (lambda x, bias: gate_link.gate_link(x, bias, 0.3, "softplus", False), [(2, 5, 12), (12,)], 1),
-    "shared_steps": (lambda k, eta: shared_steps.shared_steps(k, eta, 0.3, 4, 2), [(2, 7, 3, 4), (2, 7, 3, 5)], None),
+    "shared_steps": (lambda k, eta: shared_steps.shared_steps(k, eta, 2.0, 0.3, 4, 2), [(2, 7, 3, 4), (2, 7, 3, 5)], None),
 }  # fmt: skip
 
 

@@ -16,14 +16,14 @@ from devices import DEVICE, needs_gpu
 from miras import presets
 from miras.nn import MirasLayer, recipe_of
 from miras.nn import shared_steps as module
-from miras.nn.shared_steps import Recent, shared
+from miras.nn.shared_steps import Recent, Sum, shared
 
 pytestmark = pytest.mark.gpu
 
 
-def results(k, eta, unit, width, lead, outer, fused, monkeypatch):
+def results(k, eta, over, lead, outer, fused, monkeypatch):
     monkeypatch.setattr(module, "worth_fusing", lambda x: fused)
-    y = shared(Recent(k, eta), unit, width, lead)
+    y = shared(Recent(k, eta), over, lead)
     return [y, *torch.autograd.grad(y, (k, eta), outer.to(y.dtype))]
 
 
@@ -32,9 +32,9 @@ def compared(shape, steps, width, lead, monkeypatch, dtype=torch.float32, lean=T
     k = F.normalize(torch.randn(shape, device=DEVICE) + 1, dim=-1).to(dtype).requires_grad_()
     eta = torch.rand(*shape[:3], steps, device=DEVICE).to(dtype if lean else torch.float32).requires_grad_()
     outer = torch.randn(shape[0], shape[1] - lead, shape[2], steps, device=DEVICE).to(eta.dtype)
-    got = results(k, eta, 0.7, width, lead, outer, True, monkeypatch)
+    got = results(k, eta, Sum(1.5, 0.7, width), lead, outer, True, monkeypatch)
     exact = [x.detach().double().requires_grad_() for x in (k, eta)]
-    want = results(*exact, 0.7, width, lead, outer, False, monkeypatch)
+    want = results(*exact, Sum(1.5, 0.7, width), lead, outer, False, monkeypatch)
     for a, b, like in zip(got, want, (eta, k, eta), strict=True):
         assert a.dtype == like.dtype and a.shape == b.shape
         assert (a.double() - b).norm() <= 2 * max(torch.finfo(dtype).eps, 5e-7) * b.norm()
@@ -73,7 +73,7 @@ def test_layers_give_the_same_by_either_way(monkeypatch):
     spec = presets.get("titans_lmm")
     recipe = recipe_of(spec)
     long = tuple(dataclasses.replace(gate, start=1.9, limit=2.0) if gate.name == "eta" else gate for gate in recipe.gates)
-    recipe = dataclasses.replace(recipe, gates=long, shared_steps=True)
+    recipe = dataclasses.replace(recipe, gates=long, step_sum=2.0)
     layer, found = MirasLayer(32, 2, spec, recipe=recipe, chunk_size=16).to(DEVICE), []
     x = torch.randn(2, 40, 32, device=DEVICE, requires_grad=True)
     for fused in (False, True):

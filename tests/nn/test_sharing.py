@@ -8,7 +8,7 @@ import torch.nn.functional as F
 
 from miras import presets
 from miras.nn import MirasLayer, Recipe, recipe_of
-from miras.nn.shared_steps import Recent, shared
+from miras.nn.shared_steps import Recent, Sum, shared
 
 CHUNK = 8
 
@@ -18,7 +18,7 @@ def layer_of(name, chunk_size=CHUNK, shared=True):
     spec = presets.get(name)
     recipe = recipe_of(spec)
     gates = tuple(dataclasses.replace(gate, start=1.9, limit=2.0) if gate.name == "eta" else gate for gate in recipe.gates)
-    recipe = dataclasses.replace(recipe, gates=gates, shared_steps=shared)
+    recipe = dataclasses.replace(recipe, gates=gates, step_sum=2.0 if shared else None)
     return MirasLayer(16, 2, spec, recipe=recipe, chunk_size=chunk_size).double()
 
 
@@ -28,21 +28,22 @@ def unit_keys(*shape):
 
 @pytest.mark.parametrize("width", [0, 1, 7])
 @pytest.mark.parametrize("time", [1, 5, 30])
-def test_the_rule_written_out(time, width):
+@pytest.mark.parametrize("most", [0.5, 2.0])
+def test_the_rule_written_out(most, time, width):
     k, eta, unit = unit_keys(2, time, 3, 4), torch.rand(2, time, 3, 5, dtype=torch.float64), 0.3
-    got = shared(Recent(k, eta), unit, width, 0)
+    got = shared(Recent(k, eta), Sum(most, unit, width), 0)
     for t in range(time):
         steps = torch.zeros(2, 3, 5, dtype=torch.float64)
         for i in range(max(0, t - width), t + 1):
             steps += eta[:, i] / unit * (k[:, i] * k[:, t]).sum(-1, keepdim=True) ** 2
-        torch.testing.assert_close(got[:, t], eta[:, t] * (2 / steps).clamp(max=1))
+        torch.testing.assert_close(got[:, t], eta[:, t] * (most / steps).clamp(max=1))
 
 
 @pytest.mark.parametrize("step", [0.3, 1.0])
 def test_keys_alike_take_two_steps_together(step):
     """After the first chunk; in it, what comes first has not seen the others, and they take a harmonic sum."""
     k = torch.full((1, 4 * CHUNK, 1, 4), 0.5, dtype=torch.float64)
-    beta = shared(Recent(k, torch.full_like(k[..., :1], step)), 1.0, CHUNK - 1, 0).reshape(4, CHUNK).sum(1)
+    beta = shared(Recent(k, torch.full_like(k[..., :1], step)), Sum(2.0, 1.0, CHUNK - 1), 0).reshape(4, CHUNK).sum(1)
     torch.testing.assert_close(beta[1:], torch.full_like(beta[1:], 2.0))
     assert 2 < beta[0] <= 2 * sum(1 / n for n in range(1, CHUNK + 1))
 
@@ -51,7 +52,7 @@ def test_keys_alike_take_two_steps_together(step):
 def test_steps_that_do_not_overshoot_stay_as_they_are(keys):
     k = torch.eye(CHUNK) if keys == "different" else torch.eye(CHUNK)[:1].expand(CHUNK, -1)
     eta = torch.rand(1, CHUNK, 1, 3, dtype=torch.float64) * (1 if keys == "different" else 2 / CHUNK)
-    assert torch.equal(shared(Recent(k.double()[None, :, None], eta), 1.0, CHUNK - 1, 0), eta)
+    assert torch.equal(shared(Recent(k.double()[None, :, None], eta), Sum(2.0, 1.0, CHUNK - 1), 0), eta)
 
 
 def test_chunks_of_one_token_have_nothing_to_share():
@@ -99,12 +100,15 @@ def test_packed_sequences_see_only_themselves(name):
 
 def test_gradients():
     k, eta = unit_keys(1, 9, 2, 3).requires_grad_(), (4 * torch.rand(1, 9, 2, 3, dtype=torch.float64)).requires_grad_()
-    assert torch.autograd.gradcheck(lambda k, eta: shared(Recent(k, eta), 0.7, 4, 0), (k, eta))
-    assert torch.autograd.gradcheck(lambda k, eta: shared(Recent(k, eta), 0.7, 4, 4), (k, eta))
+    assert torch.autograd.gradcheck(lambda k, eta: shared(Recent(k, eta), Sum(2.0, 0.7, 4), 0), (k, eta))
+    assert torch.autograd.gradcheck(lambda k, eta: shared(Recent(k, eta), Sum(2.0, 0.7, 4), 4), (k, eta))
 
 
 def test_a_recipe_without_steps_or_unit_keys_is_refused():
-    with pytest.raises(ValueError, match="shared_steps are those of a gate eta"):
-        Recipe(shared_steps=True)
+    yaad = recipe_of(presets.get("yaad"))
+    with pytest.raises(ValueError, match="step_sum is that of a gate eta"):
+        Recipe(step_sum=2.0)
     with pytest.raises(ValueError, match="unit length"):
-        dataclasses.replace(recipe_of(presets.get("yaad")), treatment="plain", shared_steps=True)
+        dataclasses.replace(yaad, treatment="plain", step_sum=2.0)
+    with pytest.raises(ValueError, match="a number > 0"):
+        dataclasses.replace(yaad, step_sum=0.0)

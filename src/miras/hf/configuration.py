@@ -32,7 +32,7 @@ class MirasConfig(PreTrainedConfig):
         silu: whether q, k and v pass through SiLU; as the recipe has it if None.
         output_gate: "silu", "sigmoid" or "none", the gate on a head's output; as the recipe has it if None.
         value_norm: whether each head's value is scaled to unit RMS.
-        shared_steps: whether keys alike among a chunk's tokens share their steps; as the recipe has it if None.
+        step_sum: what the steps of keys alike among a chunk's tokens add up to at most; as the recipe has it if None.
         gate_rank: rank of the channel-wise gates' projections; as the recipe has it if None.
         gate_pace: how fast the gates learn beside the rest; as the recipe has it if None.
         step_start, step_limit: the relative step a deep memory starts with, and its largest; as the recipe has it if None.
@@ -61,7 +61,7 @@ class MirasConfig(PreTrainedConfig):
     silu: bool | None = None
     output_gate: str | None = None
     value_norm: bool = False
-    shared_steps: bool | None = None
+    step_sum: float | None = None
     gate_rank: int | None = None
     gate_pace: float | None = None
     step_start: float | None = None
@@ -118,8 +118,8 @@ class MirasConfig(PreTrainedConfig):
             changes["convolution"] = self.conv_kernel or None
         if self.silu is not None:
             changes["silu"] = self.silu
-        if self.shared_steps is not None:
-            changes["shared_steps"] = self.shared_steps
+        if self.step_sum is not None:
+            changes["step_sum"] = self.step_sum
         if self.output_gate is not None:
             changes["output_gate"] = None if self.output_gate == "none" else self.output_gate
         if self.weight_start is not None:

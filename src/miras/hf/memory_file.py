@@ -50,7 +50,7 @@ IDENTITY = (
     "silu",
     "output_gate",
     "value_norm",
-    "shared_steps",
+    "step_sum",
     "gate_rank",
     "gate_pace",
     "step_start",

@@ -1,9 +1,9 @@
 """Steps shared among keys alike (``nn.shared_steps``) in one pass each way: what stands between tokens never leaves a program.
 
-With A_ti = (k_t . k_i)^2 for i = t and the W tokens before t, f = 1 / unit and s = min(1, 2 / (f A eta)), the result is y = eta s,
+With A_ti = (k_t . k_i)^2 for i = t and the W tokens before t, f = 1 / unit and s = min(1, m / (f A eta)), the result is y = eta s,
 and from dy, where s < 1,
 
-    r_t = -dy_t eta_t s_t^2 / 2,     deta = dy s + f A' r,     dA = f r eta',     dG = 2 G dA,     dk_t += dG_ti k_i,  dk_i += dG_ti k_t.
+    r_t = -dy_t eta_t s_t^2 / m,     deta = dy s + f A' r,     dA = f r eta',     dG = 2 G dA,     dk_t += dG_ti k_i,  dk_i += dG_ti k_t.
 
 A program has a block of tokens, as readers of the block before and of themselves, and backwards as what the block after reads.
 
@@ -26,7 +26,6 @@ from .launch import DOTS, INTERPRETED
 
 # tokens of a program: Triton's products of fewer rows are not to be relied upon everywhere (docs/kernels.md)
 BLOCK = 64
-MOST = tl.constexpr(2.0)
 
 
 @triton.jit
@@ -57,7 +56,7 @@ def products(reader, source, later, earlier, WIDTH: tl.constexpr, PRECISION: tl.
 
 @triton.jit
 def forward_kernel(
-    k_ptr, eta_ptr, share_ptr, y_ptr, S, L, H, N, factor,
+    k_ptr, eta_ptr, share_ptr, y_ptr, S, L, H, N, factor, most,
     K: tl.constexpr, D: tl.constexpr, KP: tl.constexpr, DP: tl.constexpr, BLOCK: tl.constexpr, WIDTH: tl.constexpr,
     DOT: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
@@ -73,25 +72,25 @@ def forward_kernel(
     )
     far = products(key, before, token, token - BLOCK, WIDTH, PRECISION)
     crowd += tl.dot((far * far).to(DOT), moved, input_precision=PRECISION)
-    share = MOST / tl.maximum(factor * crowd, MOST)
+    share = most / tl.maximum(factor * crowd, most)
     keep(share_ptr, share, row, token, L, S, H, D, DP)
     keep(y_ptr, eta.to(tl.float32) * share, row, token, L, S, H, D, DP)
 
 
 @triton.jit
-def pull(dy_ptr, eta_ptr, share_ptr, row, token, L, S, H, D: tl.constexpr, DP: tl.constexpr):
-    """What arrives at a reader's f A eta: -dy eta s^2 / 2, or nothing."""
+def pull(dy_ptr, eta_ptr, share_ptr, row, token, L, S, H, most, D: tl.constexpr, DP: tl.constexpr):
+    """What arrives at a reader's f A eta: -dy eta s^2 / m, or nothing."""
     dy, share = (
         rows(dy_ptr, row, token, L, S, H, D, DP).to(tl.float32),
         rows(share_ptr, row, token, L, S, H, D, DP).to(tl.float32),
     )
-    pulled = -dy * rows(eta_ptr, row, token, 0, S, H, D, DP).to(tl.float32) * share * share / MOST
+    pulled = -dy * rows(eta_ptr, row, token, 0, S, H, D, DP).to(tl.float32) * share * share / most
     return tl.where(share < 1.0, pulled, 0.0)
 
 
 @triton.jit
 def backward_kernel(
-    k_ptr, eta_ptr, share_ptr, dy_ptr, dk_ptr, deta_ptr, S, L, H, N, factor,
+    k_ptr, eta_ptr, share_ptr, dy_ptr, dk_ptr, deta_ptr, S, L, H, N, factor, most,
     K: tl.constexpr, D: tl.constexpr, KP: tl.constexpr, DP: tl.constexpr, BLOCK: tl.constexpr, WIDTH: tl.constexpr, LED: tl.constexpr,
     DOT: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
@@ -99,7 +98,7 @@ def backward_kernel(
     row = tl.program_id(0) // N
     token = L + (tl.program_id(0) % N - LED) * BLOCK + tl.arange(0, BLOCK)
     key, eta = rows(k_ptr, row, token, 0, S, H, K, KP).to(DOT), rows(eta_ptr, row, token, 0, S, H, D, DP).to(DOT)
-    own = pull(dy_ptr, eta_ptr, share_ptr, row, token, L, S, H, D, DP).to(DOT)
+    own = pull(dy_ptr, eta_ptr, share_ptr, row, token, L, S, H, most, D, DP).to(DOT)
     near = products(key, key, token, token, WIDTH, PRECISION)
     slope = (2.0 * factor * near * tl.dot(own, tl.trans(eta), input_precision=PRECISION)).to(DOT)
     dk = tl.dot(slope, key, input_precision=PRECISION) + tl.dot(tl.trans(slope), key, input_precision=PRECISION)
@@ -112,7 +111,7 @@ def backward_kernel(
     slope = (2.0 * factor * far * tl.dot(own, tl.trans(moved), input_precision=PRECISION)).to(DOT)
     dk += tl.dot(slope, before, input_precision=PRECISION)
     after = rows(k_ptr, row, token + BLOCK, 0, S, H, K, KP).to(DOT)
-    other = pull(dy_ptr, eta_ptr, share_ptr, row, token + BLOCK, L, S, H, D, DP).to(DOT)
+    other = pull(dy_ptr, eta_ptr, share_ptr, row, token + BLOCK, L, S, H, most, D, DP).to(DOT)
     far = products(after, key, token + BLOCK, token, WIDTH, PRECISION)
     slope = (2.0 * factor * far * tl.dot(other, tl.trans(eta), input_precision=PRECISION)).to(DOT)
     dk += tl.dot(tl.trans(slope), after, input_precision=PRECISION)
@@ -135,17 +134,17 @@ class SharedSteps(torch.autograd.Function):
     """The steps, and the gradients of keys and steps."""
 
     @staticmethod
-    def forward(ctx: Any, k: Tensor, eta: Tensor, factor: float, width: int, lead: int) -> Tensor:
+    def forward(ctx: Any, k: Tensor, eta: Tensor, most: float, factor: float, width: int, lead: int) -> Tensor:
         k, eta = k.contiguous(), eta.contiguous()
         batch, seen, heads, _ = k.shape
         share, y = (eta.new_empty(batch, seen - lead, *eta.shape[2:]) for _ in range(2))
         number = blocks(seen - lead, BLOCK)
         with torch.cuda.device(k.get_device()):
             forward_kernel[(number * batch * heads,)](
-                k, eta, share, y, seen, lead, heads, number, factor, **_told(k, eta, width), num_warps=4
+                k, eta, share, y, seen, lead, heads, number, factor, most, **_told(k, eta, width), num_warps=4
             )
         ctx.save_for_backward(k, eta, share)
-        ctx.factor, ctx.width, ctx.lead = factor, width, lead
+        ctx.most, ctx.factor, ctx.width, ctx.lead = most, factor, width, lead
         return y
 
     @staticmethod
@@ -157,18 +156,18 @@ class SharedSteps(torch.autograd.Function):
         number = blocks(seen - ctx.lead, BLOCK) + led
         with torch.cuda.device(k.get_device()):
             backward_kernel[(number * batch * heads,)](
-                k, eta, share, dy.contiguous(), dk, deta, seen, ctx.lead, heads, number, ctx.factor, LED=led, **_told(k, eta, ctx.width),
+                k, eta, share, dy.contiguous(), dk, deta, seen, ctx.lead, heads, number, ctx.factor, ctx.most, LED=led, **_told(k, eta, ctx.width),
                 num_warps=8,
             )  # fmt: skip
-        return dk, deta, None, None, None
+        return dk, deta, None, None, None, None
 
 
-def shared_steps(k: Tensor, eta: Tensor, unit: float, width: int, lead: int) -> Tensor:
-    """eta_t min(1, 2 / c_t), c_t over each token and the ``width`` before it; the first ``lead`` are only seen.
+def shared_steps(k: Tensor, eta: Tensor, most: float, unit: float, width: int, lead: int) -> Tensor:
+    """eta_t min(1, m / c_t), c_t over each token and the ``width`` before it; the first ``lead`` are only seen.
 
     k ``[B,S,H,K]``, eta ``[B,S,H,D]`` -> ``[B,S-L,H,D]``; ``lead`` is at most a block.
     """
-    y: Tensor = SharedSteps.apply(k, eta, 1 / unit, width, lead)  # type: ignore[no-untyped-call]
+    y: Tensor = SharedSteps.apply(k, eta, most, 1 / unit, width, lead)  # type: ignore[no-untyped-call]
     return y
 
 

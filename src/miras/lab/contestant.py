@@ -24,7 +24,7 @@ class Start:
         conv_kernel: taps of the convolution, 0 for none.
         output_gate: "silu", "sigmoid" or "none".
         value_norm: whether values are scaled to unit RMS.
-        shared_steps: whether keys alike share their steps.
+        step_sum: what the steps of keys alike add up to at most.
         step_start, step_limit: the relative step it starts with, and the largest.
         chunk_size: tokens of a chunk.
     """
@@ -32,7 +32,7 @@ class Start:
     conv_kernel: int | None = None
     output_gate: str | None = None
     value_norm: bool | None = None
-    shared_steps: bool | None = None
+    step_sum: float | None = None
     step_start: float | None = None
     step_limit: float | None = None
     chunk_size: int | None = None

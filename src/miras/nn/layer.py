@@ -28,7 +28,7 @@ from .joined import alike, apart, bare, many, product, together, untouched
 from .norm import RMSNorm, gated
 from .packing import Packing, Places
 from .recipes import Recipe, recipe_of
-from .shared_steps import Recent, share
+from .shared_steps import Recent, Sum, share
 
 
 class MirasState(NamedTuple):
@@ -295,9 +295,9 @@ class MirasLayer(nn.Module):
     ) -> tuple[Gates, Recent | None]:
         """The steps as the memory takes them: shared among keys alike, where a recipe says so, and before a momentum."""
         eta, mu = gates.eta, gates.mu
-        if self.recipe.shared_steps:
+        if self.recipe.step_sum is not None:
             assert k is not None and eta is not None
-            eta, recent = share(eta, k, self.memory.unit, self.reach, recent, places, self.pairs)
+            eta, recent = share(eta, k, Sum(self.recipe.step_sum, self.memory.unit, self.reach), recent, places, self.pairs)
         if mu is not None and eta is not None:
             # what a step adds up to over time is then the same whatever the momentum
             eta = eta * (1 - (mu if mu.dim() == eta.dim() else mu[..., None]))

@@ -36,7 +36,8 @@ class Recipe:
         scaled: whether q is divided by sqrt(K).
         rope: the base of rotary positions on q and k, or None.
         value_norm: whether each head's value is scaled to unit RMS.
-        shared_steps: whether keys alike, among as many tokens as a chunk has, share their steps (``nn.shared_steps``).
+        step_sum: what the steps of keys alike, among as many tokens as a chunk has, add up to at most (``nn.shared_steps``):
+            2, or less for a bias whose gradient is larger than that of l2; None: each keeps its own.
         start: standard deviation of a memory's learned initial weights (of their logits' spread, on a simplex).
         output_norm: whether each head's output is RMS-normalised.
         output_gate: the function of the gate on the output, or None. A SiLU starts near zero with either sign, which holds
@@ -54,7 +55,7 @@ class Recipe:
     scaled: bool = False
     rope: float | None = None
     value_norm: bool = False
-    shared_steps: bool = False
+    step_sum: float | None = None
     start: float = 1.0
     output_norm: bool = True
     output_gate: OutputGate | None = "sigmoid"
@@ -69,8 +70,9 @@ class Recipe:
         require(self.treatment in known, f"Recipe's treatment is one of {known}, got {self.treatment!r}")
         gates = (None, *get_args(OutputGate))
         require(self.output_gate in gates, f"Recipe's output_gate is one of {gates}, got {self.output_gate!r}")
-        shares = self.gate("eta") is not None and self.treatment == "unit length"
-        require(not self.shared_steps or shares, "Recipe's shared_steps are those of a gate eta, along keys of unit length")
+        most, shares = self.step_sum, self.gate("eta") is not None and self.treatment == "unit length"
+        require(most is None or most > 0, f"Recipe's step_sum is a number > 0 or None, got {most}")
+        require(most is None or shares, "Recipe's step_sum is that of a gate eta, along keys of unit length")
         require(self.start > 0, f"Recipe's start must be > 0, got {self.start}")
         require(self.rope is None or self.rope > 1, f"Recipe's rope is a base > 1 or None, got {self.rope}")
         require(not (self.shift and self.convolution), "Recipe's shift and convolution are alternatives: give one of them")

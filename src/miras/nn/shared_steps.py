@@ -3,11 +3,11 @@
 The chunk form takes all gradients of a chunk at its start, so n keys alike take n steps for one, and descent that steps more
 than twice too far overshoots. With beta_i = eta_i / unit, the step relative to the weights, and C tokens of a chunk
 
-    eta_t  becomes  eta_t min(1, 2 / c_t),    c_t = sum_(t-C < i <= t) beta_i (k_i . k_t)^2.
+    eta_t  becomes  eta_t min(1, m / c_t),    c_t = sum_(t-C < i <= t) beta_i (k_i . k_t)^2.
 
-What steps along a key add up to is no more than 2 then. Nothing changes where it never was more: for keys that differ, and in
-chunks of one token. The last C - 1 pairs are carried from call to call, as a convolution carries its window: it does not matter
-where chunks begin.
+What steps along a key add up to is no more than m then, and with m = 2 they do not overshoot where the gradient is that of l2.
+Nothing changes where it never was more: for keys that differ, and in chunks of one token. The last C - 1 pairs are carried from
+call to call, as a convolution carries its window: it does not matter where chunks begin.
 
 B batch, T tokens of a call, S tokens behind each other, H heads, K key channels, D channels of a step, R sequences, W = C - 1
 """
@@ -23,8 +23,13 @@ from torch import Tensor
 from .functional import worth_fusing
 from .packing import Places
 
-# of steps along one direction, beyond which descent overshoots
-MOST = 2.0
+
+class Sum(NamedTuple):
+    """What steps add up to: at most ``most``, relative to ``unit``, over a token and the ``width`` pairs before it."""
+
+    most: float
+    unit: float
+    width: int
 
 
 class Recent(NamedTuple):
@@ -49,32 +54,33 @@ def crowding(keys: Tensor, steps: Tensor, width: int) -> Tensor:
     return found.transpose(2, 3).flatten(1, 2)[:, :time]
 
 
-def shared(pairs: Recent, unit: float, width: int, lead: int) -> Tensor:
-    """The steps ``[B,S-L,H,D]`` of pairs ``[B,S,H,...]`` but the first ``lead``, 0 or ``width``, which are only seen."""
-    keys, steps = pairs
+def shared(pairs: Recent, over: Sum, lead: int) -> Tensor:
+    """The steps ``[B,S-L,H,D]`` of pairs ``[B,S,H,...]`` but the first ``lead``, 0 or the width, which are only seen."""
+    (keys, steps), (most, unit, width) = pairs, over
     if worth_fusing(keys):
         from ..kernels import shared_steps
 
         if shared_steps.takes(keys, steps, width):
-            return shared_steps.shared_steps(keys, steps, unit, width, lead)
+            return shared_steps.shared_steps(keys, steps, *over, lead)
     with torch.autocast(keys.device.type, enabled=False):
         before = (0, 0, 0, 0, width - lead, 0)
         found = crowding(F.pad(keys.to(steps.dtype), before), F.pad(steps / unit, before), width)
-    return steps[:, lead:] * (MOST / found.clamp_min(MOST))
+    return steps[:, lead:] * (most / found.clamp_min(most))
 
 
 def share(
-    eta: Tensor, k: Tensor, unit: float, width: int, recent: Recent | None, places: Places | None, per_token: int = 1
+    eta: Tensor, k: Tensor, over: Sum, recent: Recent | None, places: Places | None, per_token: int = 1
 ) -> tuple[Tensor, Recent]:
     """The steps ``[B,T,H]`` or ``[B,T,H,D]`` that keys ``[B,T,H,K]`` share, and the pairs to go on with.
 
-    ``width`` is W. Packed tokens ``[1,N,...]`` have one row of ``recent`` a sequence; a token has ``per_token`` pairs.
+    Packed tokens ``[1,N,...]`` have one row of ``recent`` a sequence; a token has ``per_token`` pairs.
     """
+    width = over.width
     new = Recent(k, eta if eta.dim() == 4 else eta[..., None])
     if places is None:
         # no copy of all tokens where a sequence starts, as it does in training
         seen = new if recent is None else _joined(recent, new, 1)
-        y = shared(seen, unit, width, 0 if recent is None else width)
+        y = shared(seen, over, 0 if recent is None else width)
         return y.reshape(eta.shape), Recent(*(_last(x, width) for x in seen))
     if recent is None:
         recent = Recent(*(x.new_zeros(len(places.lengths), width, *x.shape[2:]) for x in new))
@@ -82,7 +88,7 @@ def share(
     seen = Recent(
         *(x[order][None] for x in _joined(Recent(*(x.flatten(0, 1) for x in recent)), Recent(*(x[0] for x in new)), 0))
     )
-    y = shared(seen, unit, width, width)[:, own - width]
+    y = shared(seen, over, width)[:, own - width]
     return y.reshape(eta.shape), Recent(*(x[0, last] for x in seen))
 
 

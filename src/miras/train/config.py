@@ -194,7 +194,7 @@ class ModelConfig:
     silu: bool | None = option(None, "q, k and v through SiLU, instead of what the preset has")
     output_gate: Literal["silu", "sigmoid", "none"] | None = option(None, "of a head's output, instead of the preset's")
     value_norm: bool | None = option(None, "each head's value scaled to unit RMS, instead of what the preset has")
-    shared_steps: bool | None = option(None, "keys alike among a chunk's tokens share their steps, instead of the preset's")
+    step_sum: float | None = option(None, "what the steps of keys alike add up to at most: 2 keeps them from overshooting")
     step: float | None = option(None, "the relative step that a deep memory starts with, instead of the preset's")
     step_limit: float | None = option(None, "the largest relative step of a deep memory, instead of the preset's")
     pace: float | None = option(None, "how fast gates learn beside the rest: 0.1 for gates that a high rate throws off")
@@ -203,7 +203,15 @@ class ModelConfig:
     def __post_init__(self) -> None:
         positive("model", layers=self.layers, dim=self.dim, inner=self.inner, heads=self.heads)
         positive("model", vocab_size=self.vocab_size, chunk_size=self.chunk_size, window=self.window)
-        positive("model", step=self.step, step_limit=self.step_limit, pace=self.pace, bound=self.bound, start=self.start)
+        positive(
+            "model",
+            step=self.step,
+            step_limit=self.step_limit,
+            step_sum=self.step_sum,
+            pace=self.pace,
+            bound=self.bound,
+            start=self.start,
+        )
         require(self.spec is None or not self.choices, "model.spec replaces the preset that model.choices are for: give one")
 
 

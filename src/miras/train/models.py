@@ -56,7 +56,7 @@ FIELDS = {
     "silu": "silu",
     "output_gate": "output_gate",
     "value_norm": "value_norm",
-    "shared_steps": "shared_steps",
+    "step_sum": "step_sum",
     "step": "step_start",
     "step_limit": "step_limit",
     "pace": "gate_pace",
