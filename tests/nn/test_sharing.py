@@ -98,6 +98,14 @@ def test_packed_sequences_see_only_themselves(name):
         torch.testing.assert_close(z[:, more[i] : more[i + 1]], rest)
 
 
+def test_a_state_without_its_pairs_is_refused():
+    x = torch.randn(1, 5, 16, dtype=torch.float64)
+    layer = layer_of("yaad")
+    for other in (layer_of("yaad", shared=False), layer_of("yaad", chunk_size=CHUNK + 1)):
+        with pytest.raises(ValueError, match=f"state must hold the last {CHUNK - 1} pairs"):
+            layer(x, other(x)[1])
+
+
 def test_gradients():
     k, eta = unit_keys(1, 9, 2, 3).requires_grad_(), (4 * torch.rand(1, 9, 2, 3, dtype=torch.float64)).requires_grad_()
     assert torch.autograd.gradcheck(lambda k, eta: shared(Recent(k, eta), Sum(2.0, 0.7, 4), 0), (k, eta))

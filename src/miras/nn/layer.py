@@ -201,7 +201,7 @@ class MirasLayer(nn.Module):
         output, met = self._first_products(streams)
         gates, step = self._gate_values(streams.gates, met)
         k, v, gates = self.extras.pairs(k, v, gates, step)
-        gates, recent = self._shared(k, gates, None if state is None else state.recent, places)
+        gates, recent = self._shared(k, gates, state, places)
         read = x.shape[1] if places is None else places.lengths
         return Prepared(q, k, v, gates, output, window, seen + read, recent)
 
@@ -291,12 +291,18 @@ class MirasLayer(nn.Module):
         return Gates(**made), step
 
     def _shared(
-        self, k: Tensor | None, gates: Gates, recent: Recent | None, places: Places | None
+        self, k: Tensor | None, gates: Gates, state: MirasState | None, places: Places | None
     ) -> tuple[Gates, Recent | None]:
         """The steps as the memory takes them: shared among keys alike, where a recipe says so, and before a momentum."""
-        eta, mu = gates.eta, gates.mu
+        eta, mu, recent = gates.eta, gates.mu, None
         if self.recipe.step_sum is not None:
             assert k is not None and eta is not None
+            if state is not None:
+                recent = state.recent
+                fits = recent is not None and recent.keys.shape[1] == self.reach
+                require(
+                    fits, f"state must hold the last {self.reach} pairs, as a layer with step_sum and such chunks keeps them"
+                )
             eta, recent = share(eta, k, Sum(self.recipe.step_sum, self.memory.unit, self.reach), recent, places, self.pairs)
         if mu is not None and eta is not None:
             # what a step adds up to over time is then the same whatever the momentum
