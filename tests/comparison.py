@@ -62,15 +62,14 @@ def same(found, wanted, tolerance):
     assert {name: error for name, error in wrong.items() if not error < tolerance} == {}
 
 
-def compared(spec, tolerance=2e-5, size=16, cu_seqlens=None, bound=None, states=True, **sizes):
+def compared(spec, tolerance=2e-5, size=16, cu_seqlens=None, **sizes):
     """Outputs, outgoing states and gradients of the kernels in float32, against the chunk form in float64."""
     exact = on_device(tame(spec, **sizes))
     single = on_device(exact, torch.float32)
     results = []
     for arguments, backend in ((exact, "torch"), (single, "triton")):
-        how = {"chunk_size": size, "backend": backend, "cu_seqlens": cu_seqlens, "backward_bound": bound}
-        y, state = memorize(spec, *arguments[:4], **how, **arguments[4])
-        made = {"y": y} | (parts(state) if states else {})
+        y, state = memorize(spec, *arguments[:4], chunk_size=size, backend=backend, cu_seqlens=cu_seqlens, **arguments[4])
+        made = {"y": y} | parts(state)
         results.append(made | gradients(made, leaves(*arguments)))
     same(results[1], results[0], tolerance)
 

@@ -34,7 +34,6 @@ VARIANTS: dict[str, dict[str, float | bool]] = {
     "slow gates": {"gate_pace": 0.1},
     "less slow gates": {"gate_pace": 0.3},
     "no SiLU": {"silu": False},
-    "bounded": {"backward_bound": 1.0},
     "shared steps": {"step_sum": 2.0},
     "shared steps, a third": {"step_sum": 2.0 / 3.0},
 }

@@ -100,7 +100,6 @@ def main() -> None:
         "--rope", action=argparse.BooleanOptionalAction, help="rotary positions; the model's own when not given"
     )
     parser.add_argument("--pace", type=float, help="how fast gates learn beside the rest; the model's own when not given")
-    parser.add_argument("--bound", type=float, help="of the backward pass through the memory; none when not given")
     parser.add_argument("--step-sum", type=float, help="what steps of keys alike add up to; the model's own when not given")
     parser.add_argument("--chunk-size", type=int, help="tokens of a chunk; the model's own when not given")
     given = parser.parse_args()
@@ -114,7 +113,6 @@ def main() -> None:
         "conv_kernel": given.convolution,
         "rope": given.rope,
         "gate_pace": given.pace,
-        "backward_bound": given.bound,
         "step_sum": given.step_sum,
         "chunk_size": given.chunk_size,
     }

@@ -79,7 +79,6 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--output-gate", choices=("silu", "sigmoid", "none"), help="the model's own when not given")
     parser.add_argument("--silu", action=argparse.BooleanOptionalAction, help="of q, k and v; the model's own when not given")
-    parser.add_argument("--bound", type=float, help="of the backward pass through the memory; none when not given")
     parser.add_argument("--pace", type=float, help="how fast gates learn beside the rest; the model's own when not given")
     parser.add_argument("--step-sum", type=float, help="what steps of keys alike add up to; the model's own when not given")
     parser.add_argument("--step-start", type=float, help="the relative step a deep memory starts with")
@@ -91,7 +90,6 @@ def main() -> None:
         "silu": given.silu,
         "gate_pace": given.pace,
         "step_sum": given.step_sum,
-        "backward_bound": given.bound,
         "step_start": given.step_start,
         "step_limit": given.step_limit,
     }

@@ -60,8 +60,8 @@ def spec_of(spec: Spec) -> None:
         raise ValueError(f"spec must be a Spec (miras.presets.get(name) gives one), got {spec!r}")
 
 
-def how(spec: Spec, form: str, chunk_size: int | None, backend: str, bound: float | None) -> int:
-    """Check form, chunk size, backend and the backward pass's bound; the chunk size to take."""
+def how(spec: Spec, form: str, chunk_size: int | None, backend: str) -> int:
+    """Check form, chunk size and backend; the chunk size to take."""
     require(form in ("chunk", "recurrent"), f"form is 'chunk' or 'recurrent', got {form!r}")
     require(backend in ("auto", "torch", "triton", "fla"), f"backend is 'auto', 'torch', 'triton' or 'fla', got {backend!r}")
     plain = backend in ("auto", "torch")
@@ -69,7 +69,6 @@ def how(spec: Spec, form: str, chunk_size: int | None, backend: str, bound: floa
     whole = chunk_size is None or (isinstance(chunk_size, int) and chunk_size >= 1)
     require(whole, f"chunk_size must be an integer >= 1 or None, got {chunk_size!r}")
     require(form == "chunk" or chunk_size in (None, 1), f"form='recurrent' has no chunks, got chunk_size={chunk_size}")
-    require(bound is None or bound > 0, f"backward_bound is None or a number > 0, got {bound!r}")
     return spec.chunk_size if chunk_size is None else chunk_size
 
 

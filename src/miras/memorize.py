@@ -42,7 +42,6 @@ def memorize(
     form: Form = "chunk",
     chunk_size: int | None = None,
     backend: Backend = "auto",
-    backward_bound: float | None = None,
 ) -> tuple[Tensor, AnyState]:
     """Run a memory over a sequence: each token is learned, then recalled from.
 
@@ -61,9 +60,6 @@ def memorize(
             :func:`explain` says which specs the chunk form runs exactly.
         chunk_size: tokens of a chunk; the spec's own when not given.
         backend: "auto", "torch", "triton" or "fla"; a backend that is named is used or refused, never replaced.
-        backward_bound: holds the adjoint of the state to so many times what later reads ask for, where the chunk form is an
-            approximation: with 1 gradients cannot explode, and stay as they are while no step overshoots
-            (``miras.forms.bounded``). None: gradients are what they are.
 
     Returns:
         y ``[B,T,H,V]`` and the state after the last token (one row a packed sequence).
@@ -76,7 +72,7 @@ def memorize(
     (torch.Size([1, 10, 2, 4]), torch.Size([1, 2, 4, 4]))
     """
     checks.spec_of(spec)
-    size = checks.how(spec, form, chunk_size, backend, backward_bound)
+    size = checks.how(spec, form, chunk_size, backend)
     shapes = checks.tokens(spec, q, k, v, cu_seqlens)
     dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
     with torch.autocast(q.device.type, enabled=False):
@@ -90,14 +86,14 @@ def memorize(
         else:
             require(weights is None, "weights and state were both given: a state holds its weights, give one of them")
             start = checks.state_of(spec, state, shapes, like, form)
-        call = Call(spec, q, key, v, shaped, gain, start, backward_bound if torch.is_grad_enabled() else None)
+        call = Call(spec, q, key, v, shaped, gain, start)
         how = "torch" if form == "recurrent" else choose(call, size, backend, packed=cu_seqlens is not None)
         if how == "fla" and torch.compiler.is_compiling():
             # compilers do not see into fla's kernels, and some lose named tuples on the way to them: they leave the call whole
             apart: Callable[..., tuple[Tensor, AnyState]] = torch.compiler.disable(memorize)  # type: ignore[no-untyped-call]
             return apart(
                 spec, q, k, v, gates, weights=weights, norm=norm, state=state, cu_seqlens=cu_seqlens, form=form,
-                chunk_size=chunk_size, backend=backend, backward_bound=backward_bound,
+                chunk_size=chunk_size, backend=backend,
             )  # fmt: skip
         if how == "torch":
             attends = form == "chunk" and isinstance(spec.algorithm, NonParametric)
@@ -117,7 +113,6 @@ class Call(NamedTuple):
     gates: Gates
     norm: Norm | None
     state: AnyState
-    bound: float | None
 
     def to(self, dtype: torch.dtype) -> Call:
         """The call with its tokens and gates in a dtype."""
@@ -135,7 +130,7 @@ def plain(call: Call, form: Form, size: int, bounds: list[int] | None) -> tuple[
     """A call in plain PyTorch."""
     if bounds is not None:
         return packed(*call, bounds, form, size)
-    return recurrent(*call[:7]) if form == "recurrent" else chunk(*call, size)
+    return recurrent(*call) if form == "recurrent" else chunk(*call, size)
 
 
 How = Literal["torch", "triton", "decode", "fla"]
@@ -150,7 +145,7 @@ def choose(call: Call, size: int, backend: Backend, packed: bool) -> How:
     if backend != "fla":
         if not packed and decodes(call):
             return "decode"
-        reason = kernels_refuse(spec, q.device, q.dtype, q.shape[3], size, call.gates, named, call.bound is not None)
+        reason = kernels_refuse(spec, q.device, q.dtype, q.shape[3], size, call.gates, named)
         if reason is None:
             return "triton"
     if backend != "triton":
@@ -180,7 +175,7 @@ def fused(call: Call, how: How, size: int, cu_seqlens: Tensor | None) -> tuple[T
     if how == "fla":
         from .kernels import matrix_run
 
-        spec, q, k, v, gates, _, state, _ = call
+        spec, q, k, v, gates, _, state = call
         return matrix_run.run(spec, q, k, v, gates, state, cu_seqlens, call.backward)
     assert isinstance(call.state, State)
     if how == "decode":
@@ -202,7 +197,6 @@ def kernels_refuse(
     size: int,
     gates: Gates | None = None,
     named: bool = False,
-    bounded: bool = False,
 ) -> str | None:
     """Why the fused kernels cannot run a call or, unless they are named, should not, or None where they run it.
 
@@ -213,7 +207,7 @@ def kernels_refuse(
     from .kernels.mlp import why_not
     from .kernels.proven import elsewhere
 
-    return why_not(spec, device, dtype, channels, size, gates, bounded) or (None if named else elsewhere(device))
+    return why_not(spec, device, dtype, channels, size, gates) or (None if named else elsewhere(device))
 
 
 def fused_packed(call: Call, bounds: list[int], size: int) -> tuple[Tensor, AnyState]:
@@ -230,7 +224,7 @@ def fused_rows(call: Call, size: int) -> tuple[Tensor, AnyState]:
     """Rows of one length by the kernels; what is left of a begun chunk before them by plain PyTorch."""
     from .kernels.mlp import operator
 
-    spec, q, k, v, gates, _, state, _ = call
+    spec, q, k, v, gates, _, state = call
     assert isinstance(state, State)
     begun = [0] if state.chunk is None else state.chunk.position.tolist()
     if len(set(begun)) > 1:
@@ -264,7 +258,6 @@ def packed(
     gates: Gates,
     norm: Norm | None,
     start: AnyState,
-    bound: float | None,
     bounds: list[int],
     form: Form,
     size: int,
@@ -281,7 +274,7 @@ def packed(
         if form == "recurrent":
             part, end = recurrent(spec, *given)
         else:
-            part, end = chunk(spec, *given, bound, size, [bounds[row + 1] - bounds[row] for row in rows])
+            part, end = chunk(spec, *given, size, [bounds[row + 1] - bounds[row] for row in rows])
         y = y.index_put((torch.zeros_like(token[token >= 0]), token[token >= 0]), part[token >= 0])
         ends |= {row: pytree.tree_map_only(Tensor, lambda x, i=i: x[i : i + 1], end) for i, row in enumerate(rows)}
     return y, stacked([ends[row] for row in range(len(bounds) - 1)])

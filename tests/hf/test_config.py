@@ -81,22 +81,6 @@ def test_the_recipe_follows_the_configuration():
         assert MirasConfig.preset("gated_deltanet-tiny", output_gate=given).recipe.output_gate == want
 
 
-def test_a_bound_reaches_the_memory_and_changes_gradients_alone():
-    free, bounded = (
-        MirasForCausalLM(MirasConfig.preset("yaad-tiny", backward_bound=bound, step_start=1.9, step_limit=2.0))
-        for bound in (None, 1.0)
-    )
-    bounded.load_state_dict(free.state_dict())
-    ids = torch.randint(0, 256, (1, 256), generator=torch.Generator().manual_seed(0))
-    losses = [model(input_ids=ids, labels=ids).loss for model in (free, bounded)]
-    for loss in losses:
-        loss.backward()
-    assert torch.equal(*losses)
-    one, other = (model.model.layers[0] for model in (free, bounded))
-    changed = [not torch.allclose(a.grad, b.grad) for a, b in zip(one.parameters(), other.parameters(), strict=True)]
-    assert any(changed)
-
-
 def test_a_spec_in_every_form_and_through_json(tmp_path):
     spec = presets.yaad(anchor=True)
     for given in (spec, spec.to_dict()):
@@ -107,10 +91,6 @@ def test_a_spec_in_every_form_and_through_json(tmp_path):
 
 
 CASES = {
-    "no bound": (
-        lambda: MirasConfig.preset("yaad-tiny", backward_bound=0.0),
-        "backward_bound is None or a number > 0, got 0.0",
-    ),
     "no size": (lambda: MirasConfig.preset("yaad"), "unknown configuration 'yaad': a name is PRESET-SIZE"),
     "unknown size": (lambda: MirasConfig.preset("yaad-2b"), "sizes are tiny, small, 4m, 30m, 120m, 340m, 760m, 1.3b"),
     "unknown preset": (lambda: MirasConfig.preset("llama-tiny"), "presets are retnet"),

@@ -42,48 +42,6 @@ def test_values_and_every_gradient(name, channelwise):
     compared(SPECS[name], B=1, T=32, H=2 if channelwise else 1, K=16, channelwise=channelwise)
 
 
-@pytest.mark.parametrize("name", [name for name in SPECS if "moneta" not in name])
-def test_a_bounded_backward_pass(name):
-    """Each row and head held to its own reads; the bound is felt."""
-    exact = on_device(tame(SPECS[name], B=2, T=48, H=2, K=16))
-    found = []
-    for backend, bound, dtype in (("torch", 0.5, None), ("triton", 0.5, torch.float32), ("torch", None, None)):
-        arguments = on_device(exact, dtype)
-        y, _ = memorize(SPECS[name], *arguments[:4], chunk_size=16, backend=backend, backward_bound=bound, **arguments[4])
-        found.append(gradients({"y": y}, leaves(*arguments)))
-    same(found[1], found[0], 2e-5)
-    assert max(relative(found[0][leaf], found[2][leaf]) for leaf in found[0]) > 1e-3
-
-
-@pytest.mark.parametrize("name", ["yaad anchored", "titans", "memora anchored"])
-def test_a_bounded_backward_pass_from_the_state_that_goes_on(name):
-    compared(SPECS[name], B=1, T=32, H=1, K=16, bound=0.5)
-
-
-def test_a_bounded_backward_pass_of_packed_sequences():
-    compared(presets.yaad(), B=1, T=80, H=1, K=16, bound=0.5, cu_seqlens=torch.tensor([0, 41, 48, 80]), states=False)
-
-
-def test_the_single_layers_kernels_do_not_bound():
-    q, k, v, gates, keywords = on_device(tame(presets.ttt_linear(), B=1, T=16, H=1, K=16), torch.float32)
-    with pytest.raises(ValueError, match="do not bound their backward pass"):
-        memorize(presets.ttt_linear(), q, k, v, gates, backend="triton", backward_bound=1.0, **keywords)
-
-
-@pytest.mark.parametrize(("name", "eta"), [("moneta", 0.2), ("moneta anchored", 1.0)])
-def test_a_bounded_backward_pass_of_a_link(name, eta):
-    """Its kernels count what arrives at A without what arrives by its norm: nearly the same; a wide bound changes nothing."""
-    spec, own = SPECS[name], {"B": 1, "T": 128, "H": 1, "K": 16}
-    compared(spec, bound=1e6, **own)
-    q, k, v, gates, keywords = on_device(tame(spec, eta=eta, **own), torch.float32)
-    found = []
-    for backend, bound in (("torch", 0.3), ("triton", 0.3), ("torch", None)):
-        y, _ = memorize(spec, q, k, v, gates, chunk_size=16, backend=backend, backward_bound=bound, **keywords)
-        found.append(gradients({"y": y}, {"k": k})["k"])
-    assert relative(found[1], found[0]) < 0.2
-    assert relative(found[0], found[2]) > 0.25
-
-
 @pytest.mark.parametrize("channels", [24, 48])
 def test_channels_that_are_no_power_of_two(channels):
     compared(presets.yaad(), B=1, T=16, H=1, K=channels)

@@ -21,7 +21,7 @@ from ..types import AnyState, CacheState, Gates, Held, NewtonState, Norm, Progre
 from .attention import attention
 from .chunk_delta import chunk_delta
 from .chunk_newton import chunk_newton
-from .chunk_scan import Carry, Tokens, parted, run
+from .chunk_scan import Carry, Tokens, run
 from .common import as_tuple, split
 
 # chunks whose intermediate results are kept for the backward pass; further ones are recomputed from the state before them
@@ -59,14 +59,12 @@ def chunk(
     gates: Gates,
     norm: Norm | None,
     state: AnyState,
-    bound: float | None,
     size: int,
     lengths: list[int] | None = None,
 ) -> tuple[Tensor, AnyState]:
     """Memorise ``k, v`` and recall ``q``, chunk by chunk; arguments and results as in the recurrent form.
 
-    ``lengths`` are the tokens that each row really has, where rows are filled up on the right. ``bound`` is that of
-    ``forms.bounded``; where the form is exact there is nothing to bound.
+    ``lengths`` are the tokens that each row really has, where rows are filled up on the right.
     """
     if isinstance(state, CacheState):
         assert isinstance(spec.algorithm, NonParametric)
@@ -76,7 +74,7 @@ def chunk(
         return chunk_newton(q, k, v, gates, state, size, valid)
     if family(spec) == "delta":
         return chunk_delta(spec, q, k, v, gates, state, size, valid)
-    return _fast_weights(spec, q, k, v, gates, norm, state, bound, size, lengths)
+    return _fast_weights(spec, q, k, v, gates, norm, state, size, lengths)
 
 
 def _valid(lengths: list[int], time: int, device: torch.device) -> Tensor:
@@ -91,7 +89,6 @@ def _fast_weights(
     gates: Gates,
     norm: Norm | None,
     state: State,
-    bound: float | None,
     size: int,
     lengths: list[int] | None,
 ) -> tuple[Tensor, State]:
@@ -107,9 +104,6 @@ def _fast_weights(
         f"state stands {max(positions)} tokens into its chunk, so it cannot go on with chunk_size={size}",
     )
     carry = _carry_of(spec, state, positions)
-    if bound is not None and not exact:
-        # a leaf of its own, or no gradient would come by
-        carry = carry._replace(bound=bound, tally=q.new_zeros(rows, q.shape[2], requires_grad=True))
     if lengths is None and len(set(positions)) == 1:
         y, carry = _even(spec, tokens, norm, carry, size, positions[0], exact)
         reached = [0 if exact else (positions[0] + time) % size] * rows
@@ -119,9 +113,6 @@ def _fast_weights(
         reached = [0 if exact else (p + n) % size for p, n in zip(positions, counts, strict=True)]
         if exact:
             carry = _closed(spec, carry)
-    if carry.bound is not None:
-        # what arrives at the outgoing state is counted, not cut
-        carry, _ = parted(spec.retention, carry._replace(bound=max(carry.bound, 1.0)))
     return y[:, :, pairs - 1 :: pairs].transpose(1, 2), _state_of(spec, carry, reached)
 
 

@@ -17,11 +17,10 @@ from torch import Tensor
 from ..algorithm import Descent
 from ..bias import DotProduct
 from ..memory import Factor, Map
-from ..retention import L2, Keep, Linear, Retention
-from ..retention.base import Dual, decay
+from ..retention import L2, Linear, Retention
+from ..retention.base import decay
 from ..spec import Spec
 from ..types import Held, Norm, Weights
-from .bounded import bounded
 from .common import per_head, split
 from .moving_maps import Decayed, Read
 from .pace import Along, Memo, Pace, along, by_chunk, scaled, shaped
@@ -57,10 +56,7 @@ class Tokens(NamedTuple):
 
 
 class Carry(NamedTuple):
-    """The state inside a stretch; what moved, its decay and threshold are empty where every row stands at a chunk's end.
-
-    ``bound`` and ``tally`` are those of ``forms.bounded``, where the backward pass has one.
-    """
+    """The state inside a stretch; the last three are empty where every row stands at a chunk's end."""
 
     held: tuple[Held, ...]
     anchor: Weights
@@ -68,8 +64,6 @@ class Carry(NamedTuple):
     moved: Weights = ()
     log_decay: Weights = ()
     threshold: Weights = ()
-    bound: float | None = None
-    tally: Tensor | None = None
 
 
 class Paced(NamedTuple):
@@ -121,32 +115,6 @@ def run(
     return _linear_chunks(spec, spec.retention, tokens, norm, carry, closes)
 
 
-def parted(retention: Retention, carry: Carry) -> tuple[Carry, Carry]:
-    """The state at a chunk's start for what it reads and for what it leaves: the same, but for a backward pass that is bounded.
-
-    Its adjoint is measured where the state accumulates; a link's weights are made again from there.
-    """
-    if carry.bound is None or carry.tally is None:
-        return carry, carry
-    linked, single = isinstance(retention, Dual), isinstance(retention, Keep | L2) or retention.leads
-    single = single or all(h.accumulated is h.weight for h in carry.held)
-    own = tuple(x for h in carry.held for x in ((h.accumulated,) if linked else (h.weight,) if single else h))
-    tally, *both = bounded(carry.bound, carry.tally, (*own, *carry.momentum))
-
-    def made(parts: Weights) -> Carry:
-        of_weights, momentum = parts[: len(own)], parts[len(own) :]
-        if linked:
-            held = [retention.start(x) for x in of_weights]
-        elif single:
-            held = [retention.hold(x) for x in of_weights]
-        else:
-            held = [Held(*pair) for pair in zip(of_weights[::2], of_weights[1::2], strict=True)]
-        return carry._replace(held=tuple(held), momentum=momentum, tally=tally)
-
-    reads, writes = both
-    return made(reads), made(writes)
-
-
 def _linear_chunks(
     spec: Spec, retention: Retention, tokens: Tokens, norm: Norm | None, carry: Carry, closes: bool | Tensor
 ) -> tuple[Tensor, Carry]:
@@ -156,9 +124,8 @@ def _linear_chunks(
     ends: list[Carry] = []
     errors: list[tuple[Factor, ...]] = []
     for n in range(tokens.k.shape[2]):
-        reads, carry = parted(retention, carry)
-        starts.append(reads)
-        found, carry = _chunk_of(spec, retention, pace, tokens, norm, reads, carry, closes, n)
+        starts.append(carry)
+        found, carry = _chunk(spec, retention, pace, tokens, norm, carry, closes, n)
         errors.append(found)
         ends.append(carry)
     y = _readout(spec, retention, pace, tokens, norm, starts, errors)
@@ -167,24 +134,6 @@ def _linear_chunks(
         last = last if closes is True else torch.where(closes[:, None, :, None, None], last, y[..., -1:, :])
         y = torch.cat([y[..., :-1, :], last], -2)
     return y, carry
-
-
-def _chunk_of(
-    spec: Spec,
-    retention: Retention,
-    pace: Paced,
-    tokens: Tokens,
-    norm: Norm | None,
-    reads: Carry,
-    writes: Carry,
-    closes: bool | Tensor,
-    n: int,
-) -> tuple[tuple[Factor, ...], Carry]:
-    """One chunk from a state that may have been parted: factors for what it reads, and the state that it leaves."""
-    found, after = _chunk(spec, retention, pace, tokens, norm, reads, closes, n)
-    if writes is reads:
-        return found, after
-    return found, _chunk(spec, retention, pace, tokens, norm, writes, closes, n)[1]
 
 
 def _chunk(
@@ -242,10 +191,8 @@ def _advance(
             momentum.append(own.end_momentum(carry.momentum[i], factor, n))
         steps.append((h, log_decay, update, threshold, carry.anchor[i] if carry.anchor else None))
     if closes is True:
-        held = tuple(retention.step(*step) for step in steps)
-        return carry._replace(held=held, momentum=tuple(momentum), moved=(), log_decay=(), threshold=())
-    moved, log_decays, thresholds = _accumulated(steps)
-    open_ = carry._replace(momentum=tuple(momentum), moved=moved, log_decay=log_decays, threshold=thresholds)
+        return Carry(tuple(retention.step(*step) for step in steps), carry.anchor, tuple(momentum))
+    open_ = Carry(carry.held, carry.anchor, tuple(momentum), *_accumulated(steps))
     if closes is False:
         return open_
     stepped = [retention.step(*step) for step in steps]
@@ -255,10 +202,8 @@ def _advance(
         return torch.where(closes.reshape(-1, *[1] * (yes.dim() - 1)), yes, no)
 
     held = tuple(Held(*map(chosen, new, old)) for new, old in zip(stepped, carry.held, strict=True))
-    moved, log_decays, thresholds = (
-        tuple(chosen(torch.zeros_like(x), x) for x in xs) for xs in (moved, log_decays, thresholds)
-    )
-    return open_._replace(held=held, moved=moved, log_decay=log_decays, threshold=thresholds)
+    emptied = [tuple(chosen(torch.zeros_like(x), x) for x in xs) for xs in (open_.moved, open_.log_decay, open_.threshold)]
+    return Carry(held, carry.anchor, tuple(momentum), *emptied)
 
 
 def _accumulated(
@@ -353,15 +298,13 @@ def _led_chunks(
         if lead is not None and first is not None:
             there = True if lead.valid is None else lead.valid[:, :, 0]
             _, carry = _chunk(spec, spec.retention, first, lead, norm, carry, there, n)
+            leads.append(carry.held)
         if later is not None:
             carry = carry._replace(held=tuple(Held(h.weight, h.weight) for h in carry.held), anchor=linear_anchor)
-        reads, carry = parted(linear if later is not None else spec.retention, carry)
-        leads.append(reads.held)
-        if later is not None:
-            starts.append(reads)
-            found, carry = _chunk_of(spec, linear, later, rest, norm, reads, carry, closes, n)
+            starts.append(carry)
+            found, carry = _chunk(spec, linear, later, rest, norm, carry, closes, n)
             errors.append(found)
             carry = carry._replace(held=tuple(spec.retention.hold(h.weight) for h in carry.held), anchor=anchor)
-    recalled = [] if lead is None else [_recall_at(spec, leads, lead.q, norm)]
-    recalled += [] if later is None else [_readout(spec, linear, later, rest, norm, starts, errors)]
-    return torch.cat(recalled, -2), carry
+    reads = [] if lead is None else [_recall_at(spec, leads, lead.q, norm)]
+    reads += [] if later is None else [_readout(spec, linear, later, rest, norm, starts, errors)]
+    return torch.cat(reads, -2), carry

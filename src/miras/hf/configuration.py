@@ -26,7 +26,6 @@ class MirasConfig(PreTrainedConfig):
         head_dim, value_head_dim: channels of a head; ``hidden_size / num_attention_heads`` and ``head_dim`` if None.
         sliding_window: makes it a hybrid: every second block is attention over that many tokens; None: none is.
         chunk_size: tokens of a chunk; the spec's own if None.
-        backward_bound: what gradients through a deep memory are held to, as in :func:`miras.memorize`; not at all if None.
         rope: whether q and k have rotary positions, of base ``rope_base``; as the preset's recipe has it if None.
         conv_kernel: taps of the causal convolution, 0 for none; as the recipe has it if None.
         silu: whether q, k and v pass through SiLU; as the recipe has it if None.
@@ -54,7 +53,6 @@ class MirasConfig(PreTrainedConfig):
     value_head_dim: int | None = None
     sliding_window: int | None = None
     chunk_size: int | None = None
-    backward_bound: float | None = None
     rope: bool | None = None
     rope_base: float = 10000.0
     conv_kernel: int | None = None
@@ -97,8 +95,6 @@ class MirasConfig(PreTrainedConfig):
         require(self.loss_chunk >= 0, f"loss_chunk must be >= 0, got {self.loss_chunk}")
         window = self.sliding_window
         require(window is None or window >= 1, f"sliding_window must be 1 or more, or None, got {window}")
-        bound = self.backward_bound
-        require(bound is None or bound > 0, f"backward_bound is None or a number > 0, got {bound!r}")
         super().__post_init__(**kwargs)
 
     @property
@@ -155,7 +151,6 @@ class MirasConfig(PreTrainedConfig):
             recipe=self.recipe,
             chunk_size=self.chunk_size,
             norm_eps=self.rms_norm_eps,
-            backward_bound=self.backward_bound,
         )
 
     @classmethod

@@ -17,17 +17,14 @@ from .gate_kernels import bias_backward, gate_backward, linearise
 from .launch import FULL, in_width, options, room_for, rounded, strides
 from .lead_tokens import joined
 from .read_backward_kernels import begin_backward, finish_backward, read_backward
-from .write_backward_kernels import anchor_backward, ask, scan_backward, write_backward
+from .write_backward_kernels import anchor_backward, scan_backward, write_backward
 
 
 def backward(
-    given: Given, ends: tuple[Tensor, Tensor], saved: Saved, outer: Result, bound: float
+    given: Given, ends: tuple[Tensor, Tensor], saved: Saved, outer: Result
 ) -> tuple[Tokens, Weights, Momentum | None, Lead | None]:
-    """The gradients of tokens, weights, momentum and first tokens, given those of the results, ``outer``; ``ends`` are the outgoing weights.
-
-    ``bound`` is that of ``forms.bounded``, 0 for none.
-    """
-    run = Pass(given, saved, outer, bound)
+    """The gradients of tokens, weights, momentum and first tokens, given those of the results, ``outer``; ``ends`` are the outgoing weights."""
+    run = Pass(given, saved, outer)
     run.read()
     run.scan(ends)
     run.write()
@@ -44,11 +41,11 @@ class Pass:
     product enters. What is not needed any more is let go: several of these tensors are as large as the weights of all chunks.
     """
 
-    def __init__(self, given: Given, saved: Saved, outer: Result, bound: float) -> None:
+    def __init__(self, given: Given, saved: Saved, outer: Result) -> None:
         tokens, weights, momentum, lead, rows, size, bias, link = given
         q = tokens.q
         self.tokens, self.weights, self.momentum, self.lead = tokens, weights, momentum, lead
-        self.rows, self.size, self.link, self.saved, self.outer, self.bound = rows, size, link, saved, outer, bound
+        self.rows, self.size, self.link, self.saved, self.outer = rows, size, link, saved, outer
         self.device, self.p = DEVICE[bias.name], bias.p
         heads, channels = q.shape[1:]
         hidden, chunks = weights.w2.shape[2], rows.row.shape[0]
@@ -129,14 +126,6 @@ class Pass:
             k, v, delta, saved.o, *norm, unit, pull, bend, inverse, mean, *self.places, self.rows.row, *self.sizes[:2], *self.thresholds,
             C=self.size, DP=say.wide, BIAS=self.device.gradient, SLOPE=self.device.slope, P=self.p, HAS_DELTA=delta is not None, num_warps=4,
         )  # fmt: skip
-        limits = None
-        if self.bound > 0:
-            asked = torch.empty(len(self.rows.row), self.sizes[0], device=q.device)
-            ask[self.grid](
-                k, saved.u1, unit, pull, bend, inverse, mean, saved.starts1, *self.hiddens[:2], self.du1, self.move1, self.move2,
-                own.push1, own.push2, saved.norms, asked, *self.places, self.rows.row, *self.sizes, **say.write_backward,
-            )  # fmt: skip
-            limits = _limits(self.bound, asked, self.outer, self.rows, self.size)
         _join_states(self.move1, self.move2, self.rows, self.size, self.outer)
         if own.push1 is not None and own.push2 is not None:
             end = _last(self.rows, self.size)
@@ -153,20 +142,19 @@ class Pass:
             saved.starts2, *ends, saved.norms, self.dscale, *(self.lead or NO_LEAD), saved.lead_o, saved.before1, saved.before2, *norm,
             *(self.dlead or NO_LEAD), self.dgain[-1], self.dshift[-1],
         )  # fmt: skip
-        held = {"BOUNDED": limits is not None}
-        told = self.slopes() | {"ANCHORED": say.anchored} | held
+        told = self.slopes() | {"ANCHORED": say.anchored}
         programs, where = (self.rows.first.shape[0], self.sizes[0]), (*self.places, *self.sizes)
         if say.scan_backward_resident and self.moves:
             from .resident_momentum_backward import scan_backward_momentum
 
-            scan_backward_momentum[programs](*arguments, *pushes, limits, *where, **held, num_warps=8)
+            scan_backward_momentum[programs](*arguments, *pushes, *where, num_warps=8)
         elif say.scan_backward_resident:
             from .resident_backward import scan_backward_resident
 
             maps = (link.q, link.floor, link.mass1, link.mass2)
-            scan_backward_resident[programs](*arguments, *mapped, limits, *where, *maps, **told, num_warps=8)
+            scan_backward_resident[programs](*arguments, *mapped, *where, *maps, **told, num_warps=8)
         else:
-            scan_backward[programs](*arguments, *pushes, *mapped, limits, *where, **told, **say.scan_backward)
+            scan_backward[programs](*arguments, *pushes, *mapped, *where, **told, **say.scan_backward)
         # what arrives at both writes takes the place of the linearised errors
         self.dy1, self.dy2 = unit, pull
 
@@ -266,24 +254,6 @@ def _join_states(move1: Tensor, move2: Tensor, rows: Rows, size: int, outer: Res
     for move, state, tail in ((move1, outer.w1, outer.tail1), (move2, outer.w2, outer.tail2)):
         move.index_copy_(0, end, state.to(move.dtype))
         move.index_add_(0, (end - 1).clamp_min(0), torch.where(begun, tail, 0.0).to(move.dtype))
-
-
-def _limits(bound: float, asked: Tensor, outer: Result, rows: Rows, size: int) -> Tensor:
-    """How large the adjoint of each state may be ``[N+R,H]``: a bound times what all reads of its sequence ask for from there on.
-
-    ``asked`` ``[N,H]`` holds the squares of what each chunk's reads do; the outgoing state asks for what arrives at it.
-    """
-    chunks, sequences = rows.row.shape[0], rows.first.shape[0]
-    norms = asked.new_zeros(chunks + sequences, asked.shape[1])
-    norms.index_copy_(0, torch.arange(chunks, device=asked.device) + rows.row, asked.sqrt())
-    states = [x.flatten(2) for x in (outer.w1, outer.w2, outer.speed1, outer.speed2) if x.numel()]
-    norms.index_copy_(0, _last(rows, size), torch.linalg.vector_norm(torch.cat(states, 2), dim=2))
-    later = norms.double().flip(0).cumsum(0).flip(0)
-    # states of one sequence lie behind each other, the outgoing one last
-    first = rows.chunk + torch.arange(sequences, device=asked.device)
-    owner = torch.searchsorted(first, torch.arange(len(norms), device=asked.device), right=True) - 1
-    behind = torch.cat([later[1:], torch.zeros_like(later[:1])])[_last(rows, size)]
-    return (bound * (later - behind[owner])).float()
 
 
 def _last(rows: Rows, size: int) -> Tensor:

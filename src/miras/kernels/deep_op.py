@@ -106,9 +106,8 @@ def deep_forward(
     floor: float,
     mass1: float,
     mass2: float,
-    bound: float,
 ) -> list[Tensor]:
-    """y, the outgoing weights, the last open chunk's starting weights, the outgoing momentum, and what the backward pass needs, whose bound is ``bound``."""
+    """y, the outgoing weights, the last open chunk's starting weights, the outgoing momentum, and what the backward pass needs."""
     tokens = Tokens(q, k, v, eta, log_alpha, delta)
     weights = Weights(w1, w2, anchor1, anchor2, gain, shift)
     rows, link = Rows(first, length, chunk, row), Link(power, floor, mass1, mass2)
@@ -120,7 +119,7 @@ def deep_forward(
 @deep_forward.register_fake
 def _(q, k, v, eta, log_alpha, delta, *rest):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN002, ANN202
     weights, momentum, row, size = Weights(*rest[:6]), rest[6], rest[11], rest[12]
-    saved = empty_saved(q, log_alpha, weights, row.shape[0], size, bool(momentum), Link(*rest[15:19]))
+    saved = empty_saved(q, log_alpha, weights, row.shape[0], size, bool(momentum), Link(*rest[15:]))
     return [*empty_result(q, weights, bool(momentum)), *saved]
 
 
@@ -153,7 +152,6 @@ def deep_backward(
     floor: float,
     mass1: float,
     mass2: float,
-    bound: float,
 ) -> list[Tensor]:
     """The gradients of all that can have one, in the order of ``deep_forward``; empty where an argument was None.
 
@@ -164,7 +162,7 @@ def deep_backward(
     rows, link = Rows(first, length, chunk, row), Link(power, floor, mass1, mass2)
     own = lead_of(tokens, log_anchors, rows, size) if link.mass1 > 0 else None
     given = Given(tokens, weights, _momentum(momentum), own, rows, size, Fused(bias, p), link)
-    dtokens, dweights, dmomentum, dlead = backward(given, (saved[0], saved[1]), Saved(*saved[2:]), Result(*outer), bound)
+    dtokens, dweights, dmomentum, dlead = backward(given, (saved[0], saved[1]), Saved(*saved[2:]), Result(*outer))
     own_gradients = given_back(q, (*dtokens, *dweights), (*tokens, *weights))
     return [*own_gradients, *(dmomentum or ()), *([] if dlead is None else dlead[-2:])]
 
@@ -192,7 +190,7 @@ def _backward(ctx: Any, grads_out: list[Tensor | None]) -> tuple[Tensor | list[T
         *(None if x is None else grad for x, grad in zip(own, grads[:12], strict=True)),
         grads[12:split],
         grads[split:],
-        *[None] * 12,
+        *[None] * 11,
     )
 
 
@@ -207,7 +205,6 @@ def run(
     gates: Gates,
     norm: Norm | None,
     state: State,
-    bound: float | None,
     size: int,
     lengths: list[int],
 ) -> tuple[Tensor, State]:
@@ -238,7 +235,7 @@ def run(
         momentum = [speed1.mT.contiguous(), speed2.contiguous(), *made]
     link = link_of(spec, q.shape[3], w2.shape[2])
     y, new1, new2, tail1, tail2, *rest = deep_forward(
-        *tokens, *states, momentum, log_anchors, *rows, size, bias.name, bias.p, *link, bound or 0.0
+        *tokens, *states, momentum, log_anchors, *rows, size, bias.name, bias.p, *link
     )
     end, speed = (new1.mT, new2), (rest[0].mT, rest[1]) if momentum else ()
     reached = State(end, end, anchor, speed)

@@ -138,7 +138,6 @@ def run(
     gates: Gates,
     norm: Norm | None,
     state: State,
-    bound: float | None,
     size: int,
     lengths: list[int],
 ) -> tuple[Tensor, State]:

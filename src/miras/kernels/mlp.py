@@ -14,18 +14,10 @@ from . import deep_op, linear_op
 
 
 def why_not(
-    spec: Spec,
-    device: torch.device,
-    dtype: torch.dtype,
-    channels: int,
-    size: int,
-    gates: Gates | None = None,
-    bounded: bool = False,
+    spec: Spec, device: torch.device, dtype: torch.dtype, channels: int, size: int, gates: Gates | None = None
 ) -> str | None:
     """Why no kernel runs a call, or None where one does; without ``gates`` those are taken to fit."""
     if _single(spec):
-        if bounded:
-            return "the kernels of the 1-layer MLP memory do not bound their backward pass"
         return linear_op.why_not(spec, device, dtype, channels, size)
     return deep_op.why_not(spec, device, dtype, channels, size, gates)
 

@@ -18,7 +18,7 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared,
 from .links import scale_of
 from .resident_lead_backward import lead_backward_resident
 from .resident_link import linked_end, moved, own_move, steep
-from .resident_tiles import add2, add3, fetch, half, keep, put, share_of, squares
+from .resident_tiles import add2, add3, fetch, half, keep, put
 
 
 @gluon.jit
@@ -57,10 +57,10 @@ def scan_backward_resident(
     z_ptr, slope_ptr, curve_ptr, du1_ptr, do_ptr, move1_ptr, move2_ptr, dw1_ptr, dw2_ptr,
     starts2_ptr, end1_ptr, end2_ptr, norms_ptr, dscale_ptr,
     lead_k_ptr, lead_v_ptr, lead_eta_ptr, lead_log_ptr, lead_delta_ptr, log_anchor1_ptr, log_anchor2_ptr, lead_o_ptr, before1_ptr, before2_ptr, gain_ptr, shift_ptr,
-    dlead_k_ptr, dlead_v_ptr, dlead_eta_ptr, dlead_log_ptr, dlead_delta_ptr, dlog_anchor1_ptr, dlog_anchor2_ptr, dlead_gain_ptr, dlead_shift_ptr, limits_ptr,
+    dlead_k_ptr, dlead_v_ptr, dlead_eta_ptr, dlead_log_ptr, dlead_delta_ptr, dlog_anchor1_ptr, dlog_anchor2_ptr, dlead_gain_ptr, dlead_shift_ptr,
     first_ptr, length_ptr, chunk_ptr, H: gl.constexpr, D: gl.constexpr, E: gl.constexpr,
     LINK: gl.constexpr, FLOOR: gl.constexpr, MASS1: gl.constexpr, MASS2: gl.constexpr,
-    BIAS: gl.constexpr, SLOPE: gl.constexpr, DELTA_SLOPE: gl.constexpr, P: gl.constexpr, HAS_DELTA: gl.constexpr, ANCHORED: gl.constexpr, BOUNDED: gl.constexpr,
+    BIAS: gl.constexpr, SLOPE: gl.constexpr, DELTA_SLOPE: gl.constexpr, P: gl.constexpr, HAS_DELTA: gl.constexpr, ANCHORED: gl.constexpr,
 ):
     """``write_backward_kernels.scan_backward`` with both adjoints in registers, those of the chunk's end until all products have read them.
 
@@ -269,10 +269,6 @@ def scan_backward_resident(
             gl.thread_barrier()
             dw2a = moved(dw2a, dw2_s.slice(0, 128), w2_s.slice(0, 128), steep2, 1 / norm2, LINK, EC)
             dw2b = moved(dw2b, dw2_s.slice(128, 128), w2_s.slice(128, 128), steep2, 1 / norm2, LINK, EC)
-        if BOUNDED:
-            if MASS1 == 0:
-                share = share_of(gl.load(limits_ptr + (number + row) * H + head), squares(dw1a, dw1b, dw2a, dw2b))
-                dw1a, dw1b, dw2a, dw2b = share * dw1a, share * dw1b, share * dw2a, share * dw2b
         if MASS1 > 0:
             fetch(afresh(z_room), before1_ptr + save, 0, E, D, D, LINES)
             dw2a = warpgroup_mma(curve_s.slice(0, 128), k_s, dw2a)
@@ -284,9 +280,6 @@ def scan_backward_resident(
             gl.thread_barrier()
             dw2a += dw2_s.slice(0, 128).load(EC).to(gl.float32)
             dw2b += dw2_s.slice(128, 128).load(EC).to(gl.float32)
-            if BOUNDED:
-                share = share_of(gl.load(limits_ptr + (number + row) * H + head), squares(dw1a, dw1b, dw2a, dw2b))
-                dw1a, dw1b, dw2a, dw2b = share * dw1a, share * dw1b, share * dw2a, share * dw2b
             one = (number * H + head) * D
             dw1a, dw1b, dw2a, dw2b = lead_backward_resident(
                 dw1a, dw1b, dw2a, dw2b, afresh(w1_room), afresh(slope_room), afresh(z_room), afresh(curve_room), u1_room.index(0)._reinterpret(gl.float32, [8, 64], FLAT),

@@ -17,7 +17,7 @@ from triton.experimental.gluon.language.nvidia.ampere import async_copy
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, warpgroup_mma
 
 from .resident_backward import afresh, hidden
-from .resident_tiles import add2, add3, fetch, half, keep, put, share_of, squares
+from .resident_tiles import add2, add3, fetch, half, keep, put
 
 
 @gluon.jit
@@ -46,24 +46,14 @@ def pushed(dw, dspeed_ptr, push_s, carried, grown, START: gl.constexpr, D: gl.co
     push_s.slice(START, 128).store(dspeed.to(push_s.dtype))
     # one half at a time: there are no registers for two
     gl.thread_barrier()
-    return gl.sum(dspeed * dspeed, 1)
-
-
-@gluon.jit
-def shrunk(dspeed_ptr, push_s, share, START: gl.constexpr, D: gl.constexpr, E: gl.constexpr, L: gl.constexpr):
-    """dS and its rounded copy, multiplied by a share."""
-    dspeed = share * half(dspeed_ptr, START, D, E, L)
-    keep(dspeed_ptr, dspeed, START, D, E, L)
-    push_s.slice(START, 128).store(dspeed.to(push_s.dtype))
-    gl.thread_barrier()
 
 
 @gluon.jit
 def scan_backward_momentum(
     k_ptr, late_ptr, late_k_ptr, kept_ptr, u1_ptr, late_u1_ptr, unit_ptr, pull_ptr, bend_ptr, inverse_ptr, mean_ptr, starts1_ptr,
     z_ptr, slope_ptr, curve_ptr, du1_ptr, do_ptr, move1_ptr, move2_ptr, dw1_ptr, dw2_ptr,
-    slow_ptr, slow_k_ptr, slow_u1_ptr, sigma_ptr, grown_end_ptr, push1_ptr, push2_ptr, dspeed1_ptr, dspeed2_ptr, limits_ptr,
-    first_ptr, length_ptr, chunk_ptr, H: gl.constexpr, D: gl.constexpr, E: gl.constexpr, BOUNDED: gl.constexpr,
+    slow_ptr, slow_k_ptr, slow_u1_ptr, sigma_ptr, grown_end_ptr, push1_ptr, push2_ptr, dspeed1_ptr, dspeed2_ptr,
+    first_ptr, length_ptr, chunk_ptr, H: gl.constexpr, D: gl.constexpr, E: gl.constexpr,
 ):
     """``write_backward_kernels.scan_backward`` with a momentum and both weights' adjoints in registers.
 
@@ -193,8 +183,8 @@ def scan_backward_momentum(
         async_copy.wait_group(0)
         fence_async_shared()
         gl.thread_barrier()
-        total = pushed(dw1a, dspeed1_ptr + base, dspeed1_s, carried, grown, 0, D, E, EC)
-        total += pushed(dw1b, dspeed1_ptr + base, dspeed1_s, carried, grown, 128, D, E, EC)
+        pushed(dw1a, dspeed1_ptr + base, dspeed1_s, carried, grown, 0, D, E, EC)
+        pushed(dw1b, dspeed1_ptr + base, dspeed1_s, carried, grown, 128, D, E, EC)
         slope_s, z_s, do_s = afresh(slope_room), afresh(z_room), afresh(slow_k_room)
         dw1a = warpgroup_mma(slope_s.slice(0, 128), u1_s, kept * dw1a + dw1_s.slice(0, 128).load(EC).to(gl.float32))
         dw1a = warpgroup_mma(z_s.slice(0, 128), do_s, dw1a)
@@ -210,8 +200,8 @@ def scan_backward_momentum(
         fetch(afresh(late_u1_room), late_u1_ptr + head * D, begin - 64, tokens, stride, D, LINES)
         fetch(afresh(slow_u1_room), slow_u1_ptr + head * D, begin - 64, tokens, stride, D, LINES)
         async_copy.commit_group()
-        total += pushed(dw2a, dspeed2_ptr + base, dspeed2_s, carried, grown, 0, D, E, EC)
-        total += pushed(dw2b, dspeed2_ptr + base, dspeed2_s, carried, grown, 128, D, E, EC)
+        pushed(dw2a, dspeed2_ptr + base, dspeed2_s, carried, grown, 0, D, E, EC)
+        pushed(dw2b, dspeed2_ptr + base, dspeed2_s, carried, grown, 128, D, E, EC)
         curve_s, k_s = afresh(curve_room), afresh(late_k_room)
         dw2a = warpgroup_mma(curve_s.slice(0, 128), k_s, kept * dw2a)
         dw2b = warpgroup_mma(curve_s.slice(128, 128), k_s, kept * dw2b)
@@ -224,14 +214,6 @@ def scan_backward_momentum(
         z_s, dw1_s = afresh(z_room), afresh(dw1_room)
         dw2a += z_s.slice(0, 128).load(EC).to(gl.float32)
         dw2b += z_s.slice(128, 128).load(EC).to(gl.float32)
-        if BOUNDED:
-            share = share_of(gl.load(limits_ptr + (number + row) * H + head), total + squares(dw1a, dw1b, dw2a, dw2b))
-            dw1a, dw1b, dw2a, dw2b = share * dw1a, share * dw1b, share * dw2a, share * dw2b
-            if share < 1.0:
-                shrunk(dspeed1_ptr + base, afresh(dspeed1_room), share, 0, D, E, EC)
-                shrunk(dspeed1_ptr + base, afresh(dspeed1_room), share, 128, D, E, EC)
-                shrunk(dspeed2_ptr + base, afresh(w1_room), share, 0, D, E, EC)
-                shrunk(dspeed2_ptr + base, afresh(w1_room), share, 128, D, E, EC)
         dw1_s.slice(0, 128).store(dw1a.to(DOT))
         dw1_s.slice(128, 128).store(dw1b.to(DOT))
         z_s.slice(0, 128).store(dw2a.to(DOT))

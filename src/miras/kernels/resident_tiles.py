@@ -57,19 +57,6 @@ def keep(ptr, value, start: gl.constexpr, D: gl.constexpr, E: gl.constexpr, L: g
 
 
 @gluon.jit
-def share_of(limit, total):
-    """What an adjoint, whose rows' squares sum to ``total``, is multiplied by to be no larger than a limit."""
-    size = gl.sqrt(gl.sum(total, 0))
-    return gl.where(size > limit, limit / size, 1.0)
-
-
-@gluon.jit
-def squares(a, b, c, d):
-    """The sum of the squares of four tiles, row by row."""
-    return gl.sum(a * a + b * b + c * c + d * d, 1)
-
-
-@gluon.jit
 def log2(x):
     """The hardware's logarithm, good to 2^-22."""
     return gl.inline_asm_elementwise("lg2.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=gl.float32, is_pure=True, pack=1)

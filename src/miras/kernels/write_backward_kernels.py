@@ -29,95 +29,21 @@ def through_norm(g, unit, u1, c, bend, inverse, mean_cx, d, D):
 
 
 @triton.jit
-def ask(
-    k_ptr, u1_ptr, unit_ptr, pull_ptr, bend_ptr, inverse_ptr, mean_ptr, starts1_ptr, z_ptr, slope_ptr, du1_ptr, move1_ptr, move2_ptr, push1_ptr, push2_ptr,
-    norms_ptr, asked_ptr, first_ptr, length_ptr, chunk_ptr, row_ptr, H: tl.constexpr, D: tl.constexpr, E: tl.constexpr,
-    C: tl.constexpr, DP: tl.constexpr, EB: tl.constexpr, NE: tl.constexpr, MOMENTUM: tl.constexpr, LINK: tl.constexpr, DOT: tl.constexpr, PRECISION: tl.constexpr,
-):
-    """One program a chunk and head: the square of what the chunk's own reads ask of its starting state, as ``scan_backward`` finds it from no adjoint."""
-    number, head = chunk_and_head(H)
-    d, t, e = tl.arange(0, DP), tl.arange(0, C), tl.arange(0, EB)
-    row, token, there = place(number, row_ptr, first_ptr, length_ptr, chunk_ptr, t, C)
-    u1, unit = tile(u1_ptr, token, head, d, H, D, there), tile(unit_ptr, token, head, d, H, D, there)
-    c, bend = tile(pull_ptr, token, head, d, H, D, there), tile(bend_ptr, token, head, d, H, D, there)
-    inverse = tl.load(inverse_ptr + token * H + head, mask=there, other=0.0)
-    mean_cx = tl.load(mean_ptr + token * H + head, mask=there, other=0.0)
-    do = through_norm(tile(du1_ptr, token, head, d, H, D, there), unit, u1, c, bend, inverse, mean_cx, d, D).to(DOT)
-    key = tile(k_ptr, token, head, d, H, D, there).to(DOT)
-    save, wide = (number * H + head) * E * D, (number * H + head) * E * C
-    slot = ((number + row) * H + head) * E * D
-    asked = tl.zeros([EB], tl.float32)
-    if LINK > 0:
-        scale1, scale2 = scale_at(norms_ptr, (number + row) * H + head, LINK)
-    for i in range(NE):
-        hidden = (i * EB + e)[:, None]
-        at, inside = hidden * D + d[None, :], (hidden < E) & (d[None, :] < D)
-        over, within = wide + hidden * C + t[None, :], (hidden < E) & (t[None, :] < C)
-        own1 = tl.dot(weight(z_ptr, over, within), do, input_precision=PRECISION)
-        dh = weight(slope_ptr, over, within).to(tl.float32) * tl.dot(weight(starts1_ptr + save, at, inside), tl.trans(do), input_precision=PRECISION)
-        if LINK > 0:
-            own1, dh = scale1 * own1, scale1 * scale2 * dh
-        own1 += weight(move1_ptr + slot, at, inside).to(tl.float32)
-        own2 = tl.dot(dh.to(DOT), key, input_precision=PRECISION) + weight(move2_ptr + slot, at, inside).to(tl.float32)
-        asked += tl.sum(own1 * own1 + own2 * own2, 1)
-        if MOMENTUM:
-            push1, push2 = weight(push1_ptr + slot, at, inside).to(tl.float32), weight(push2_ptr + slot, at, inside).to(tl.float32)
-            asked += tl.sum(push1 * push1 + push2 * push2, 1)
-    tl.store(asked_ptr + number * H + head, tl.sum(asked, 0))
-
-
-@triton.jit
-def hold(
-    limit, dw1_ptr, dw2_ptr, move1_ptr, move2_ptr, dspeed1_ptr, dspeed2_ptr, push1_ptr, push2_ptr, base, slot, e, d,
-    D: tl.constexpr, E: tl.constexpr, EB: tl.constexpr, NE: tl.constexpr, MOMENTUM: tl.constexpr,
-):
-    """The adjoint of a state, and its copies, made no larger than a limit."""
-    total = tl.zeros([EB], tl.float32)
-    for i in range(NE):
-        hidden = (i * EB + e)[:, None]
-        at, inside = hidden * D + d[None, :], (hidden < E) & (d[None, :] < D)
-        dw1, dw2 = weight(dw1_ptr, at, inside), weight(dw2_ptr, at, inside)
-        total += tl.sum(dw1 * dw1 + dw2 * dw2, 1)
-        if MOMENTUM:
-            dspeed1, dspeed2 = weight(dspeed1_ptr + base, at, inside), weight(dspeed2_ptr + base, at, inside)
-            total += tl.sum(dspeed1 * dspeed1 + dspeed2 * dspeed2, 1)
-    size = tl.sqrt(tl.sum(total, 0))
-    if size > limit:
-        # all threads have read what is written over
-        tl.debug_barrier()
-        for i in range(NE):
-            hidden = (i * EB + e)[:, None]
-            at, inside = hidden * D + d[None, :], (hidden < E) & (d[None, :] < D)
-            dw1, dw2 = weight(dw1_ptr, at, inside) * (limit / size), weight(dw2_ptr, at, inside) * (limit / size)
-            tl.store(dw1_ptr + at, dw1, mask=inside)
-            tl.store(dw2_ptr + at, dw2, mask=inside)
-            tl.store(move1_ptr + at, dw1, mask=inside)
-            tl.store(move2_ptr + at, dw2, mask=inside)
-            if MOMENTUM:
-                dspeed1, dspeed2 = weight(dspeed1_ptr + base, at, inside) * (limit / size), weight(dspeed2_ptr + base, at, inside) * (limit / size)
-                tl.store(dspeed1_ptr + base + at, dspeed1, mask=inside)
-                tl.store(dspeed2_ptr + base + at, dspeed2, mask=inside)
-                tl.store(push1_ptr + slot + at, dspeed1, mask=inside)
-                tl.store(push2_ptr + slot + at, dspeed2, mask=inside)
-
-
-@triton.jit
 def scan_backward(
     k_ptr, late_ptr, late_k_ptr, kept_ptr, u1_ptr, late_u1_ptr, unit_ptr, pull_ptr, bend_ptr, inverse_ptr, mean_ptr, starts1_ptr,
     z_ptr, slope_ptr, curve_ptr, du1_ptr, do_ptr, move1_ptr, move2_ptr, dw1_ptr, dw2_ptr,
     slow_ptr, slow_k_ptr, slow_u1_ptr, sigma_ptr, grown_end_ptr, push1_ptr, push2_ptr, dspeed1_ptr, dspeed2_ptr,
     starts2_ptr, end1_ptr, end2_ptr, norms_ptr, dscale_ptr,
     lead_k_ptr, lead_v_ptr, lead_eta_ptr, lead_log_ptr, lead_delta_ptr, log_anchor1_ptr, log_anchor2_ptr, lead_o_ptr, before1_ptr, before2_ptr, gain_ptr, shift_ptr,
-    dlead_k_ptr, dlead_v_ptr, dlead_eta_ptr, dlead_log_ptr, dlead_delta_ptr, dlog_anchor1_ptr, dlog_anchor2_ptr, dlead_gain_ptr, dlead_shift_ptr, limits_ptr,
+    dlead_k_ptr, dlead_v_ptr, dlead_eta_ptr, dlead_log_ptr, dlead_delta_ptr, dlog_anchor1_ptr, dlog_anchor2_ptr, dlead_gain_ptr, dlead_shift_ptr,
     first_ptr, length_ptr, chunk_ptr, H: tl.constexpr, D: tl.constexpr, E: tl.constexpr,
     C: tl.constexpr, DP: tl.constexpr, EB: tl.constexpr, NE: tl.constexpr, MOMENTUM: tl.constexpr, LINK: tl.constexpr, FLOOR: tl.constexpr, MASS1: tl.constexpr, MASS2: tl.constexpr, LB: tl.constexpr,
-    BIAS: tl.constexpr, SLOPE: tl.constexpr, DELTA_SLOPE: tl.constexpr, P: tl.constexpr, HAS_DELTA: tl.constexpr, ANCHORED: tl.constexpr, BOUNDED: tl.constexpr, FAST: tl.constexpr, DOT: tl.constexpr, PRECISION: tl.constexpr,
+    BIAS: tl.constexpr, SLOPE: tl.constexpr, DELTA_SLOPE: tl.constexpr, P: tl.constexpr, HAS_DELTA: tl.constexpr, ANCHORED: tl.constexpr, FAST: tl.constexpr, DOT: tl.constexpr, PRECISION: tl.constexpr,
 ):
     """One program a sequence and head: the state's adjoint from the last chunk to the first.
 
     ``dw1``, ``dw2`` come in as the outgoing state's gradient and leave as the incoming one's; ``du1`` and ``do`` become whole; in ``move1``,
     ``move2`` a chunk's own share is replaced by the adjoint of its starting weights, which ``write_backward`` needs. So do ``dspeed`` and ``push`` for a momentum.
-    With ``BOUNDED`` the adjoint of each chunk's start is held to its limit, as ``forms.bounded`` says.
     """
     row, head = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
     first, length, chunk0 = tl.load(first_ptr + row), tl.load(length_ptr + row), tl.load(chunk_ptr + row)
@@ -235,12 +161,6 @@ def scan_backward(
             through_link(
                 ds1, ds2, norms_ptr + ((chunk0 + n + row) * H + head) * 2, starts1_ptr + save, starts2_ptr + save, dw1_ptr + base, dw2_ptr + base,
                 move1_ptr + slot, move2_ptr + slot, e, d, D, E, EB, NE, LINK, FLOOR,
-            )
-        if BOUNDED:
-            tl.debug_barrier()
-            hold(
-                tl.load(limits_ptr + (chunk0 + n + row) * H + head), dw1_ptr + base, dw2_ptr + base, move1_ptr + slot, move2_ptr + slot,
-                dspeed1_ptr, dspeed2_ptr, push1_ptr, push2_ptr, base, slot, e, d, D, E, EB, NE, MOMENTUM,
             )
         if MASS1 > 0:
             one = ((chunk0 + n) * H + head) * D

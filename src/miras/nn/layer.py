@@ -96,7 +96,6 @@ class MirasLayer(nn.Module):
         chunk_size: int | None = None,
         norm_eps: float = 1e-6,
         backend: Backend = "auto",
-        backward_bound: float | None = None,
     ) -> None:
         """Build the layer.
 
@@ -108,7 +107,7 @@ class MirasLayer(nn.Module):
             recipe: what surrounds the memory; ``recipe_of(spec)`` when not given.
             chunk_size: tokens of a chunk; the spec's own when not given.
             norm_eps: of the output's RMSNorm.
-            backend, backward_bound: as in :func:`miras.memorize`.
+            backend: as in :func:`miras.memorize`.
         """
         super().__init__()
         self.spec = presets.get(spec) if isinstance(spec, str) else spec
@@ -118,7 +117,7 @@ class MirasLayer(nn.Module):
         self.dim, self.heads, self.keys = dim, heads, head_dim or dim // heads
         self.values = value_dim or self.keys
         self._check_widths()
-        self.chunk_size, self.backend, self.backward_bound = chunk_size, backend, backward_bound
+        self.chunk_size, self.backend = chunk_size, backend
         self.reach = (chunk_size or self.spec.chunk_size) - 1
         self.pairs = self.spec.algorithm.pairs if isinstance(self.spec.algorithm, Descent) else 1
         tied = isinstance(self.spec.retention, L2) and self.spec.retention.tied
@@ -221,7 +220,6 @@ class MirasLayer(nn.Module):
             cu_seqlens=cu_seqlens,
             chunk_size=self.chunk_size,
             backend=self.backend,
-            backward_bound=self.backward_bound,
         )
 
     def finish(self, prepared: Prepared, y: Tensor) -> Tensor:

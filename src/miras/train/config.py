@@ -185,9 +185,6 @@ class ModelConfig:
     heads: int | None = option(None, "heads, instead of the size's")
     vocab_size: int | None = option(None, "rows of the embedding, instead of the size's")
     chunk_size: int | None = option(None, "tokens of a chunk of the memory, instead of the preset's")
-    bound: float | None = option(
-        None, "holds gradients through a deep memory to so many times what its reads ask for; 10 is a wide one"
-    )
     window: int | None = option(None, "tokens that a hybrid's attention sees, instead of the size's")
     rope: bool | None = option(None, "rotary positions on q and k, instead of what the preset has")
     convolution: int | None = option(None, "taps of the short convolution on q, k and v, 0 for none, instead of the preset's")
@@ -209,7 +206,6 @@ class ModelConfig:
             step_limit=self.step_limit,
             step_sum=self.step_sum,
             pace=self.pace,
-            bound=self.bound,
             start=self.start,
         )
         require(self.spec is None or not self.choices, "model.spec replaces the preset that model.choices are for: give one")

@@ -49,7 +49,6 @@ FIELDS = {
     "heads": "num_attention_heads",
     "vocab_size": "vocab_size",
     "chunk_size": "chunk_size",
-    "bound": "backward_bound",
     "window": "sliding_window",
     "rope": "rope",
     "convolution": "conv_kernel",
