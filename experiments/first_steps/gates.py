@@ -35,7 +35,7 @@ VARIANTS: dict[str, dict[str, float | bool]] = {
     "less slow gates": {"gate_pace": 0.3},
     "no SiLU": {"silu": False},
     "shared steps": {"step_sum": 2.0},
-    "shared steps, a third": {"step_sum": 2.0 / 3.0},
+    "shared steps of 2/3": {"step_sum": 2.0 / 3.0},
 }
 SEEDS = (0, 1)
 BATCH, LENGTH, STEPS, STOP, RATE, THROWN, CHUNK = 2, 2048, 300, 130, 1e-2, 10.0, 64
