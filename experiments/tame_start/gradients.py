@@ -38,12 +38,17 @@ def text() -> Tensor:
     return torch.tensor(list((ROOT / "LICENSE").read_bytes()[: max(LENGTHS)]))[None]
 
 
+def sums(name: str) -> float:
+    """What shared steps add up to: a third where the gradient is three times that of l2."""
+    return 2.0 / 3.0 if name.startswith("moneta") else 2.0
+
+
 def model_of(name: str, anchored: bool, decay: float, shared: bool) -> MirasForCausalLM:
     """A small model whose decays start at one value."""
     torch.manual_seed(0)
     sizes = {"num_hidden_layers": 3, "hidden_size": 256, "num_attention_heads": 4, "intermediate_size": 512}
     name = f"{name}{'-anchored' if anchored else ''}-small"
-    model = MirasForCausalLM(MirasConfig.preset(name, **sizes, step_sum=2.0 if shared else None))
+    model = MirasForCausalLM(MirasConfig.preset(name, **sizes, step_sum=sums(name) if shared else None))
     for gate in model.modules():
         if isinstance(gate, Gate) and gate.recipe.name == "log_alpha":
             torch.nn.init.constant_(gate.bias, LINKS[gate.recipe.link].inverse(decay, gate.recipe.limit))
