@@ -74,6 +74,18 @@ def compared(spec, tolerance=2e-5, size=16, cu_seqlens=None, **sizes):
     same(results[1], results[0], tolerance)
 
 
+def by_either_way(module, layer, x, monkeypatch):
+    """What a layer makes of x in two pieces, and all gradients, by plain passes and by fused ones, each pair together."""
+    found = []
+    for fused in (False, True):
+        monkeypatch.setattr(module, "worth_fusing", lambda x, fused=fused: fused)
+        y, state = layer(x[:, :27])
+        rest, _ = layer(x[:, 27:], state)
+        total = y.square().sum() + rest.square().sum()
+        found.append([y, rest, *torch.autograd.grad(total, (x, *layer.parameters()))])
+    return zip(*found, strict=True)
+
+
 def continued(spec, bounds, arguments):
     """Packed sequences' states, of either backend, go on to the same place in plain PyTorch; the places in their chunks."""
     q, k, v, gates, keywords = arguments

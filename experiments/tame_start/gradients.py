@@ -91,6 +91,7 @@ def table(path: Path) -> str:
         "",
         "Made by `python experiments/tame_start/gradients.py --table` from `experiments/tame_start/gradients.jsonl`:",
         "three blocks of 4 heads of 64 channels on text, float32, the largest norm of a block's gradient, one seed.",
+        f"Shared steps have `step_sum` {sums('yaad'):g}, Moneta {sums('moneta'):.2g}.",
         "",
         f"| model | retention | decay | steps | {' | '.join(f'{length} tokens' for length in LENGTHS)} |",
         "|---" * (4 + len(LENGTHS)) + "|",

@@ -6,6 +6,7 @@ pytest.importorskip("triton")
 
 import torch
 
+from comparison import by_either_way
 from devices import DEVICE
 from miras.nn import MirasLayer, SlidingWindowAttention
 from miras.nn import functional as module
@@ -51,12 +52,5 @@ def test_any_layout_is_read(monkeypatch):
 
 @pytest.mark.parametrize("make", [lambda: MirasLayer(16, 2, "transformer"), lambda: SlidingWindowAttention(16, 2, window=3)])
 def test_layers_give_the_same_by_either_way(make, monkeypatch):
-    layer, x, found = make().to(DEVICE), draw(2, 30, 16), []
-    for fused in (False, True):
-        monkeypatch.setattr(module, "worth_fusing", lambda x, fused=fused: fused)
-        y, state = layer(x[:, :27])
-        rest, _ = layer(x[:, 27:], state)
-        total = y.square().sum() + rest.square().sum()
-        found.append([y, rest, *torch.autograd.grad(total, (x, *layer.parameters()))])
-    for plain, fused in zip(*found, strict=True):
+    for plain, fused in by_either_way(module, make().to(DEVICE), draw(2, 30, 16), monkeypatch):
         assert (plain - fused).norm() <= 1e-5 * plain.norm()

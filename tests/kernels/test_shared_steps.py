@@ -12,6 +12,7 @@ pytest.importorskip("triton")
 import torch
 import torch.nn.functional as F
 
+from comparison import by_either_way
 from devices import DEVICE, needs_gpu
 from miras import presets
 from miras.nn import MirasLayer, recipe_of
@@ -74,13 +75,7 @@ def test_layers_give_the_same_by_either_way(monkeypatch):
     recipe = recipe_of(spec)
     long = tuple(dataclasses.replace(gate, start=1.9, limit=2.0) if gate.name == "eta" else gate for gate in recipe.gates)
     recipe = dataclasses.replace(recipe, gates=long, step_sum=2.0)
-    layer, found = MirasLayer(32, 2, spec, recipe=recipe, chunk_size=16).to(DEVICE), []
+    layer = MirasLayer(32, 2, spec, recipe=recipe, chunk_size=16).to(DEVICE)
     x = torch.randn(2, 40, 32, device=DEVICE, requires_grad=True)
-    for fused in (False, True):
-        monkeypatch.setattr(module, "worth_fusing", lambda x, fused=fused: fused)
-        y, state = layer(x[:, :27])
-        rest, _ = layer(x[:, 27:], state)
-        total = y.square().sum() + rest.square().sum()
-        found.append([y, rest, *torch.autograd.grad(total, (x, *layer.parameters()))])
-    for plain, fused in zip(*found, strict=True):
+    for plain, fused in by_either_way(module, layer, x, monkeypatch):
         assert (plain - fused).norm() <= 1e-4 * plain.norm() + 1e-7

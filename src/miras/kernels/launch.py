@@ -27,6 +27,13 @@ INTERPRETED = os.environ.get("TRITON_INTERPRET", "0") == "1"
 DOTS = {torch.bfloat16: tl.bfloat16, torch.float16: tl.float16, torch.float32: tl.float32}
 
 
+def products_of(dtype: torch.dtype) -> dict[str, Any]:
+    """How kernels multiply numbers of a dtype."""
+    # three products of rounded numbers are as good as one in float32, and the matrix units do them
+    exact = "ieee" if INTERPRETED else "tf32x3"
+    return {"DOT": DOTS[dtype], "PRECISION": exact if dtype == torch.float32 else "tf32"}
+
+
 class Options(NamedTuple):
     """The compile-time arguments and launch settings of each kind of kernel; ``pairs`` are those between a chunk's tokens."""
 
@@ -67,8 +74,7 @@ def _options(
     wide = triton.next_power_of_2(channels)
     exact, large = dtype == torch.float32, wide > 64
     shape, warps = {"C": size, "DP": wide}, 8 if large else 4
-    # three products of rounded numbers are as good as one in float32, and the matrix units do them
-    products = {"DOT": DOTS[dtype], "PRECISION": "tf32" if not exact else "ieee" if INTERPRETED else "tf32x3"}
+    products = products_of(dtype)
     # float16 has no room for the exponents that split a decay between two tokens
     paired = products | ({"DOT": tl.float32} if dtype == torch.float16 else {})
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from .arguments import Rows, Tokens
 from .biases import DEVICE, Fused
 from .gate_kernels import bias_backward, linearise
-from .launch import DOTS, FULL, INTERPRETED, in_width, strides
+from .launch import DOTS, FULL, in_width, products_of, strides
 from .linear_backward_kernels import (
     linear_anchor_backward,
     linear_read_backward,
@@ -70,7 +70,7 @@ def options(q: Tensor, size: int, decays: bool, anchored: bool) -> Options:
     """What the kernels are told."""
     wide, exact = triton.next_power_of_2(q.shape[2]), q.dtype == torch.float32
     shape = {"C": size, "DP": wide}
-    products = {"DOT": DOTS[q.dtype], "PRECISION": "tf32" if not exact else "ieee" if INTERPRETED else "tf32x3"}
+    products = products_of(q.dtype)
     alpha, anchor = {"HAS_ALPHA": decays}, {"ANCHORED": anchored}
     # float16 has no room for the exponents that split a decay between two tokens
     pairs = {"PAIR": tl.float32 if q.dtype == torch.float16 else DOTS[q.dtype], "BLOCK": min(16, size)}

@@ -22,28 +22,32 @@ import triton.language as tl
 from torch import Tensor
 
 from .around import blocks, once, power_of_2, readable
-from .launch import DOTS, INTERPRETED
+from .launch import products_of
 
 # tokens of a program: Triton's products of fewer rows are not to be relied upon everywhere (docs/kernels.md)
 BLOCK = 64
 
 
 @triton.jit
-def rows(x_ptr, row, token, first, S, H, D: tl.constexpr, DP: tl.constexpr):
-    """Tokens ``[BLOCK,DP]`` of one row and head, zeros where there is none; ``first`` is the first that x has."""
+def places(row, token, first, S, H, D: tl.constexpr, DP: tl.constexpr):
+    """Where tokens ``[BLOCK,DP]`` of one row and head lie, and which of them there are; ``first`` is the first that is kept."""
     d = tl.arange(0, DP)
-    inside = ((token >= first) & (token < S))[:, None] & (d < D)[None, :]
     at = ((row // H).to(tl.int64) * (S - first) + token - first) * H + row % H
-    return tl.load(x_ptr + at[:, None] * D + d[None, :], mask=inside, other=0.0)
+    return at[:, None] * D + d[None, :], ((token >= first) & (token < S))[:, None] & (d < D)[None, :]
+
+
+@triton.jit
+def rows(x_ptr, row, token, first, S, H, D: tl.constexpr, DP: tl.constexpr):
+    """Tokens ``[BLOCK,DP]``, zeros where there is none."""
+    at, inside = places(row, token, first, S, H, D, DP)
+    return tl.load(x_ptr + at, mask=inside, other=0.0)
 
 
 @triton.jit
 def keep(y_ptr, y, row, token, first, S, H, D: tl.constexpr, DP: tl.constexpr):
     """Tokens ``[BLOCK,DP]`` to where they belong."""
-    d = tl.arange(0, DP)
-    inside = ((token >= first) & (token < S))[:, None] & (d < D)[None, :]
-    at = ((row // H).to(tl.int64) * (S - first) + token - first) * H + row % H
-    tl.store(y_ptr + at[:, None] * D + d[None, :], y, mask=inside)
+    at, inside = places(row, token, first, S, H, D, DP)
+    tl.store(y_ptr + at, y, mask=inside)
 
 
 @triton.jit
@@ -123,11 +127,10 @@ def backward_kernel(
 
 
 def _told(k: Tensor, eta: Tensor, width: int) -> dict[str, Any]:
-    exact = k.dtype == torch.float32
-    return {
-        "K": k.shape[3], "D": eta.shape[3], "KP": max(16, power_of_2(k.shape[3])), "DP": max(16, power_of_2(eta.shape[3])), "BLOCK": BLOCK,
-        "WIDTH": width, "DOT": DOTS[k.dtype], "PRECISION": "tf32" if not exact else "ieee" if INTERPRETED else "tf32x3",
-    }  # fmt: skip
+    channels, steps = k.shape[3], eta.shape[3]
+    # a product has 16 channels at least
+    shape = {"K": channels, "D": steps, "KP": max(16, power_of_2(channels)), "DP": max(16, power_of_2(steps))}
+    return shape | {"BLOCK": BLOCK, "WIDTH": width} | products_of(k.dtype)
 
 
 class SharedSteps(torch.autograd.Function):

@@ -118,7 +118,6 @@ class MirasLayer(nn.Module):
         self.values = value_dim or self.keys
         self._check_widths()
         self.chunk_size, self.backend = chunk_size, backend
-        self.reach = (chunk_size or self.spec.chunk_size) - 1
         self.pairs = self.spec.algorithm.pairs if isinstance(self.spec.algorithm, Descent) else 1
         tied = isinstance(self.spec.retention, L2) and self.spec.retention.tied
         self.parts = parts_of(self.recipe, heads, self.keys, self.values, self.pairs, tied)
@@ -132,6 +131,8 @@ class MirasLayer(nn.Module):
         self.shift = TokenShift(dim, len(Streams._fields)) if self.recipe.shift else None
         self.memory = InitialMemory(self.spec, heads, self.keys, self.values, self.recipe.start)
         self.gates = self._gates()
+        most = self.recipe.step_sum
+        self.sum = None if most is None else Sum(most, self.memory.unit, (chunk_size or self.spec.chunk_size) - 1)
         self.norm = RMSNorm(self.values, eps=norm_eps) if self.recipe.output_norm else None
         self.extras = Extras(self.spec, self.recipe, heads, self.keys)
 
@@ -293,15 +294,16 @@ class MirasLayer(nn.Module):
     ) -> tuple[Gates, Recent | None]:
         """The steps as the memory takes them: shared among keys alike, where a recipe says so, and before a momentum."""
         eta, mu, recent = gates.eta, gates.mu, None
-        if self.recipe.step_sum is not None:
+        if self.sum is not None:
             assert k is not None and eta is not None
             if state is not None:
                 recent = state.recent
-                fits = recent is not None and recent.keys.shape[1] == self.reach
+                fits = recent is not None and recent.keys.shape[1] == self.sum.width
                 require(
-                    fits, f"state must hold the last {self.reach} pairs, as a layer with step_sum and such chunks keeps them"
+                    fits,
+                    f"state must hold the last {self.sum.width} pairs, as a layer with step_sum and such chunks keeps them",
                 )
-            eta, recent = share(eta, k, Sum(self.recipe.step_sum, self.memory.unit, self.reach), recent, places, self.pairs)
+            eta, recent = share(eta, k, self.sum, recent, places, self.pairs)
         if mu is not None and eta is not None:
             # what a step adds up to over time is then the same whatever the momentum
             eta = eta * (1 - (mu if mu.dim() == eta.dim() else mu[..., None]))
