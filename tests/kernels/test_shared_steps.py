@@ -1,6 +1,6 @@
 """Steps shared among keys alike in one pass each way, in Triton's interpreter or on a GPU, against float64.
 
-The interpreter has no products of 16-bit numbers: those are for a GPU.
+The interpreter has no products of 16-bit numbers: those are for a GPU, and a GPU has no room for others.
 """
 
 import dataclasses
@@ -15,11 +15,13 @@ import torch.nn.functional as F
 from comparison import by_either_way
 from devices import DEVICE, needs_gpu
 from miras import presets
+from miras.kernels import shared_steps
 from miras.nn import MirasLayer, recipe_of
 from miras.nn import shared_steps as module
 from miras.nn.shared_steps import Recent, Sum, shared
 
 pytestmark = pytest.mark.gpu
+DTYPE = torch.float16 if DEVICE == "cuda" else torch.float32
 
 
 def results(k, eta, over, lead, outer, fused, monkeypatch):
@@ -28,14 +30,22 @@ def results(k, eta, over, lead, outer, fused, monkeypatch):
     return [y, *torch.autograd.grad(y, (k, eta), outer.to(y.dtype))]
 
 
-def compared(shape, steps, width, lead, monkeypatch, dtype=torch.float32, lean=True):
+def smooth(k, eta, over, lead):
+    """0 where steps add up to so nearly the most that rounding decides whether they share: there the gradient jumps."""
+    before = (0, 0, 0, 0, over.width - lead, 0)
+    crowd = module.crowding(F.pad(k, before), F.pad(eta / over.unit, before), over.width)
+    return (crowd / over.most - 1).abs() > 2**-5
+
+
+def compared(shape, steps, width, lead, monkeypatch, dtype=DTYPE, lean=True):
     """Relative to what float64 finds from the same numbers."""
     k = F.normalize(torch.randn(shape, device=DEVICE) + 1, dim=-1).to(dtype).requires_grad_()
     eta = torch.rand(*shape[:3], steps, device=DEVICE).to(dtype if lean else torch.float32).requires_grad_()
-    outer = torch.randn(shape[0], shape[1] - lead, shape[2], steps, device=DEVICE).to(eta.dtype)
-    got = results(k, eta, Sum(1.5, 0.7, width), lead, outer, True, monkeypatch)
-    exact = [x.detach().double().requires_grad_() for x in (k, eta)]
-    want = results(*exact, Sum(1.5, 0.7, width), lead, outer, False, monkeypatch)
+    assert shared_steps.takes(k, eta, width)
+    over, exact = Sum(1.5, 0.7, width), [x.detach().double().requires_grad_() for x in (k, eta)]
+    outer = smooth(*exact, over, lead) * torch.randn(shape[0], shape[1] - lead, shape[2], steps, device=DEVICE).to(eta.dtype)
+    got = results(k, eta, over, lead, outer, True, monkeypatch)
+    want = results(*exact, over, lead, outer, False, monkeypatch)
     for a, b, like in zip(got, want, (eta, k, eta), strict=True):
         assert a.dtype == like.dtype and a.shape == b.shape
         assert (a.double() - b).norm() <= 2 * max(torch.finfo(dtype).eps, 5e-7) * b.norm()
@@ -63,13 +73,14 @@ def test_steps_of_more_digits_than_their_keys(monkeypatch):
 
 
 @needs_gpu
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("channels", [48, 64, 96, 128])
 def test_real_sizes(channels, dtype, monkeypatch):
     compared((4, 2048 + 17, 8, channels), channels, 63, 0, monkeypatch, dtype)
     compared((2, 2048 + 63, 8, channels), 1, 63, 63, monkeypatch, dtype)
 
 
+@pytest.mark.skipif(DEVICE == "cuda", reason="a layer in float32 shares its steps by PyTorch there")
 def test_layers_give_the_same_by_either_way(monkeypatch):
     spec = presets.get("titans_lmm")
     recipe = recipe_of(spec)

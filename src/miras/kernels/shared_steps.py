@@ -22,7 +22,7 @@ import triton.language as tl
 from torch import Tensor
 
 from .around import blocks, once, power_of_2, readable
-from .launch import products_of
+from .launch import INTERPRETED, products_of
 
 # tokens of a program: Triton's products of fewer rows are not to be relied upon everywhere (docs/kernels.md)
 BLOCK = 64
@@ -59,6 +59,26 @@ def products(reader, source, later, earlier, WIDTH: tl.constexpr, PRECISION: tl.
 
 
 @triton.jit
+def mixed(weights, x, DP: tl.constexpr, DOT: tl.constexpr, PRECISION: tl.constexpr):
+    """weights x, of weights ``[BLOCK,BLOCK]`` and x ``[BLOCK,DP]``; one channel is a sum, not a product with fifteen of zeros."""
+    if DP == 1:
+        y = tl.sum(weights * tl.trans(x.to(tl.float32)), 1)[:, None]
+    else:
+        y = tl.dot(weights.to(DOT), x.to(DOT), input_precision=PRECISION)
+    return y
+
+
+@triton.jit
+def met(x, y, DP: tl.constexpr, DOT: tl.constexpr, PRECISION: tl.constexpr):
+    """x y', each ``[BLOCK,DP]``."""
+    if DP == 1:
+        z = x.to(tl.float32) * tl.trans(y.to(tl.float32))
+    else:
+        z = tl.dot(x.to(DOT), tl.trans(y.to(DOT)), input_precision=PRECISION)
+    return z
+
+
+@triton.jit
 def forward_kernel(
     k_ptr, eta_ptr, share_ptr, y_ptr, S, L, H, N, factor, most,
     K: tl.constexpr, D: tl.constexpr, KP: tl.constexpr, DP: tl.constexpr, BLOCK: tl.constexpr, WIDTH: tl.constexpr,
@@ -69,13 +89,10 @@ def forward_kernel(
     token = L + tl.program_id(0) % N * BLOCK + tl.arange(0, BLOCK)
     key, eta = rows(k_ptr, row, token, 0, S, H, K, KP).to(DOT), rows(eta_ptr, row, token, 0, S, H, D, DP)
     near = products(key, key, token, token, WIDTH, PRECISION)
-    crowd = tl.dot((near * near).to(DOT), eta.to(DOT), input_precision=PRECISION)
-    before, moved = (
-        rows(k_ptr, row, token - BLOCK, 0, S, H, K, KP).to(DOT),
-        rows(eta_ptr, row, token - BLOCK, 0, S, H, D, DP).to(DOT),
-    )
+    crowd = mixed(near * near, eta, DP, DOT, PRECISION)
+    before, moved = rows(k_ptr, row, token - BLOCK, 0, S, H, K, KP).to(DOT), rows(eta_ptr, row, token - BLOCK, 0, S, H, D, DP)
     far = products(key, before, token, token - BLOCK, WIDTH, PRECISION)
-    crowd += tl.dot((far * far).to(DOT), moved, input_precision=PRECISION)
+    crowd += mixed(far * far, moved, DP, DOT, PRECISION)
     share = most / tl.maximum(factor * crowd, most)
     keep(share_ptr, share, row, token, L, S, H, D, DP)
     keep(y_ptr, eta.to(tl.float32) * share, row, token, L, S, H, D, DP)
@@ -101,25 +118,22 @@ def backward_kernel(
     """dk and deta of a block: as readers, and as what the readers of this block and the next have seen."""
     row = tl.program_id(0) // N
     token = L + (tl.program_id(0) % N - LED) * BLOCK + tl.arange(0, BLOCK)
-    key, eta = rows(k_ptr, row, token, 0, S, H, K, KP).to(DOT), rows(eta_ptr, row, token, 0, S, H, D, DP).to(DOT)
-    own = pull(dy_ptr, eta_ptr, share_ptr, row, token, L, S, H, most, D, DP).to(DOT)
+    key, eta = rows(k_ptr, row, token, 0, S, H, K, KP).to(DOT), rows(eta_ptr, row, token, 0, S, H, D, DP)
+    own = pull(dy_ptr, eta_ptr, share_ptr, row, token, L, S, H, most, D, DP)
     near = products(key, key, token, token, WIDTH, PRECISION)
-    slope = (2.0 * factor * near * tl.dot(own, tl.trans(eta), input_precision=PRECISION)).to(DOT)
+    slope = (2.0 * factor * near * met(own, eta, DP, DOT, PRECISION)).to(DOT)
     dk = tl.dot(slope, key, input_precision=PRECISION) + tl.dot(tl.trans(slope), key, input_precision=PRECISION)
-    deta = tl.dot(tl.trans((near * near).to(DOT)), own, input_precision=PRECISION)
-    before, moved = (
-        rows(k_ptr, row, token - BLOCK, 0, S, H, K, KP).to(DOT),
-        rows(eta_ptr, row, token - BLOCK, 0, S, H, D, DP).to(DOT),
-    )
+    deta = mixed(tl.trans(near * near), own, DP, DOT, PRECISION)
+    before, moved = rows(k_ptr, row, token - BLOCK, 0, S, H, K, KP).to(DOT), rows(eta_ptr, row, token - BLOCK, 0, S, H, D, DP)
     far = products(key, before, token, token - BLOCK, WIDTH, PRECISION)
-    slope = (2.0 * factor * far * tl.dot(own, tl.trans(moved), input_precision=PRECISION)).to(DOT)
+    slope = (2.0 * factor * far * met(own, moved, DP, DOT, PRECISION)).to(DOT)
     dk += tl.dot(slope, before, input_precision=PRECISION)
     after = rows(k_ptr, row, token + BLOCK, 0, S, H, K, KP).to(DOT)
-    other = pull(dy_ptr, eta_ptr, share_ptr, row, token + BLOCK, L, S, H, most, D, DP).to(DOT)
+    other = pull(dy_ptr, eta_ptr, share_ptr, row, token + BLOCK, L, S, H, most, D, DP)
     far = products(after, key, token + BLOCK, token, WIDTH, PRECISION)
-    slope = (2.0 * factor * far * tl.dot(other, tl.trans(eta), input_precision=PRECISION)).to(DOT)
+    slope = (2.0 * factor * far * met(other, eta, DP, DOT, PRECISION)).to(DOT)
     dk += tl.dot(tl.trans(slope), after, input_precision=PRECISION)
-    deta += tl.dot(tl.trans((far * far).to(DOT)), other, input_precision=PRECISION)
+    deta += mixed(tl.trans(far * far), other, DP, DOT, PRECISION)
     dy = rows(dy_ptr, row, token, L, S, H, D, DP).to(tl.float32)
     deta = dy * rows(share_ptr, row, token, L, S, H, D, DP).to(tl.float32) + factor * deta
     keep(dk_ptr, dk, row, token, 0, S, H, K, KP)
@@ -129,7 +143,8 @@ def backward_kernel(
 def _told(k: Tensor, eta: Tensor, width: int) -> dict[str, Any]:
     channels, steps = k.shape[3], eta.shape[3]
     # a product has 16 channels at least
-    shape = {"K": channels, "D": steps, "KP": max(16, power_of_2(channels)), "DP": max(16, power_of_2(steps))}
+    padded = {"KP": max(16, power_of_2(channels)), "DP": 1 if steps == 1 else max(16, power_of_2(steps))}
+    shape = {"K": channels, "D": steps} | padded
     return shape | {"BLOCK": BLOCK, "WIDTH": width} | products_of(k.dtype)
 
 
@@ -160,7 +175,7 @@ class SharedSteps(torch.autograd.Function):
         with torch.cuda.device(k.get_device()):
             backward_kernel[(number * batch * heads,)](
                 k, eta, share, dy.contiguous(), dk, deta, seen, ctx.lead, heads, number, ctx.factor, ctx.most, LED=led, **_told(k, eta, ctx.width),
-                num_warps=8,
+                num_warps=4,
             )  # fmt: skip
         return dk, deta, None, None, None, None
 
@@ -175,5 +190,6 @@ def shared_steps(k: Tensor, eta: Tensor, most: float, unit: float, width: int, l
 
 
 def takes(k: Tensor, eta: Tensor, width: int) -> bool:
-    """Whether the kernel shares such steps on a GPU."""
-    return readable(k, eta) and width < BLOCK and max(k.shape[3], eta.shape[3]) <= 128
+    """Whether the kernel shares such steps on a GPU; of keys in float32, three products for one, a program would not have the room."""
+    lean = INTERPRETED or k.dtype != torch.float32
+    return lean and readable(k, eta) and width < BLOCK and max(k.shape[3], eta.shape[3]) <= 128
