@@ -1,6 +1,11 @@
-"""Matrix memories by fla: on the CPU its naive references stand in for its kernels, on a GPU the kernels themselves run."""
+"""Matrix memories by fla: on the CPU its naive references stand in for its kernels, on a GPU the kernels themselves run.
+
+There fla tries the configurations of every kernel at every new shape, which takes a minute a case. With UNTUNED=1 each kernel
+has its first configuration alone.
+"""
 
 import itertools
+import os
 import warnings
 
 import pytest
@@ -10,6 +15,11 @@ from devices import needs_gpu
 from inputs import cut_gates, draw, leaves, relative, tensors
 from miras import Gates, Spec, algorithm, bias, explain, memorize, memory, presets, retention
 from miras.kernels import matrix_fla, matrix_run
+
+if os.environ.get("UNTUNED") == "1":
+    from untuned import one_configuration
+
+    one_configuration()
 
 with warnings.catch_warnings():
     # importing fla on a machine without a GPU warns of that and of what torch has deprecated
