@@ -1,10 +1,10 @@
 """What keeps a deep memory together at a high rate: small models on text, on the CPU, two minutes each.
 
     python experiments/first_steps/gates.py enwik8.xz    # adds to gates.jsonl beside this file what is not there
-    python experiments/first_steps/gates.py enwik8.xz --models yaad --variants "slow gates"
+    python experiments/first_steps/gates.py enwik8.xz --models yaad --variants "slow gates" --rate 2e-2
     python experiments/first_steps/gates.py --table      # docs/results/gate_pace.md from what is there
 
-130 steps of a schedule of 300 at a rate of 1e-2, 2 sequences of 2048 bytes a step. A step is thrown when the norm of its
+130 steps of a schedule of 300 at a rate of 1e-2 or another, 2 sequences of 2048 bytes a step. A step is thrown when the norm of its
 gradient is above 10 (usual is 0.5 to 3). ``alike`` is the share of a chunk's keys that lies along one direction, the mean
 over heads and blocks: 1/64 for keys that are all different, 1 where they are one key.
 """
@@ -16,6 +16,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
 
 import torch
 from language import SIZES, draws, late, text_of, train
@@ -35,7 +36,9 @@ VARIANTS: dict[str, dict[str, float | bool]] = {
     "less slow gates": {"gate_pace": 0.3},
     "no SiLU": {"silu": False},
     "shared steps": {"step_sum": 2.0},
+    "shared steps of 1": {"step_sum": 1.0},
     "shared steps of 2/3": {"step_sum": 2.0 / 3.0},
+    "shared steps of 1/3": {"step_sum": 1.0 / 3.0},
 }
 SEEDS = (0, 1)
 BATCH, LENGTH, STEPS, STOP, RATE, THROWN, CHUNK = 2, 2048, 300, 130, 1e-2, 10.0, 64
@@ -56,19 +59,20 @@ def looked_at(model: MirasForCausalLM, ids: Tensor) -> dict[str, float]:
     return {"alike": sum(keys) / len(keys), "decay": max(decays)}
 
 
-def measure(text: Tensor, path: Path, models: list[str], variants: list[str]) -> None:
+def measure(text: Tensor, path: Path, models: list[str], variants: list[str], rate: float) -> None:
     """Every setting that is not in the file yet."""
-    done = {tuple(row["setting"]) for row in results.rows(path)}
+    done = {(*row["setting"], rate_of(row)) for row in results.rows(path)}
     for seed, name, variant in itertools.product(SEEDS, models, variants):
-        if (name, variant, seed) in done:
+        if (name, variant, seed, rate) in done:
             continue
         print(name, variant, seed, flush=True)
         torch.manual_seed(seed)
         model = MirasForCausalLM(MirasConfig.preset(f"{name}-4m", **SIZES, **VARIANTS[variant]))
-        taken = train(model, text, STEPS, RATE, batch=BATCH, length=LENGTH, stop=STOP)
+        taken = train(model, text, STEPS, rate, batch=BATCH, length=LENGTH, stop=STOP)
         norms = [step.norm if math.isfinite(step.norm) else math.inf for step in taken]
         row = {
             "setting": (name, variant, seed),
+            "rate": rate,
             "thrown": sum(norm > THROWN for norm in norms),
             "norm": max(norms),
             "bits": late(taken),
@@ -77,28 +81,35 @@ def measure(text: Tensor, path: Path, models: list[str], variants: list[str]) ->
         results.add(path, row | provenance())
 
 
+def rate_of(row: dict[str, Any]) -> float:
+    """At which rate a row was measured; the first ones do not say."""
+    rate: float = row.get("rate", RATE)
+    return rate
+
+
 def table(path: Path) -> str:
     """The page."""
     lines = [
         "# What keeps a deep memory together",
         "",
         "Made by `python experiments/first_steps/gates.py --table` from `experiments/first_steps/gates.jsonl`: two blocks",
-        "of 2 heads of 64 channels, the first 130 steps of 300 at a rate of 1e-2, 2 x 2048 bytes of enwik8 a step, float32.",
+        "of 2 heads of 64 channels, the first 130 steps of 300, 2 x 2048 bytes of enwik8 a step, float32.",
         "Thrown are steps whose gradient has a norm above 10; alike is the share of a chunk's keys along one direction after",
         "them, decay the largest mean of a channel's -log alpha.",
         "",
         *(f"- {name}: {told(changes)}" for name, changes in VARIANTS.items()),
         "",
-        "| model | variant | seed | steps thrown | largest norm | bits/byte of the last 40 | keys alike | decay |",
-        "|---|---|---|---|---|---|---|---|",
+        "| model | rate | variant | seed | steps thrown | largest norm | bits/byte of the last 40 | keys alike | decay |",
+        "|---|---|---|---|---|---|---|---|---|",
     ]
     rows = results.rows(path)
-    order = [*itertools.product(MODELS, VARIANTS, SEEDS)]
-    for row in sorted(rows, key=lambda row: order.index(tuple(row["setting"]))):
+    models, variants = [*MODELS], [*VARIANTS]
+    place = lambda row: (models.index(row["setting"][0]), rate_of(row), variants.index(row["setting"][1]), row["setting"][2])  # noqa: E731
+    for row in sorted(rows, key=place):
         name, variant, seed = row["setting"]
         norm = "overflow" if row["norm"] is None else f"{row['norm']:.1e}"
         found = f"{row['thrown']} | {norm} | {row['bits']:.2f} | {row['alike']:.2f} | {row['decay']:.1e}"
-        lines.append(f"| {name} | {variant} | {seed} | {found} |")
+        lines.append(f"| {name} | {rate_of(row):g} | {variant} | {seed} | {found} |")
     where = {(row["machine"]["processor"], row["versions"]["torch"], row["commit"], row["date"]) for row in rows}
     lines += [
         "",
@@ -131,6 +142,7 @@ def main() -> None:
     parser.add_argument("--results", type=Path, default=HERE / "gates.jsonl")
     parser.add_argument("--models", type=names(MODELS), default=[*MODELS], help="some of them, between commas")
     parser.add_argument("--variants", type=names(VARIANTS), default=[*VARIANTS], help="some of them, between commas")
+    parser.add_argument("--rate", type=float, default=RATE, help="the learning rate (default 1e-2)")
     parser.add_argument("--table", action="store_true", help="write the page instead of measuring")
     given = parser.parse_args()
     torch.set_num_threads(1)
@@ -139,7 +151,7 @@ def main() -> None:
     elif given.text is None or not given.text.is_file():
         parser.error(f"there is no file {given.text}")
     else:
-        measure(text_of(given.text), given.results, given.models, given.variants)
+        measure(text_of(given.text), given.results, given.models, given.variants, given.rate)
 
 
 if __name__ == "__main__":
