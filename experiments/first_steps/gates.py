@@ -4,7 +4,7 @@
     python experiments/first_steps/gates.py enwik8.xz --models yaad --variants "slow gates" --rate 2e-2
     python experiments/first_steps/gates.py --table      # docs/results/gate_pace.md from what is there
 
-130 steps of a schedule of 300 at a rate of 1e-2 or another, 2 sequences of 2048 bytes a step. A step is thrown when the norm of its
+130 steps of a schedule of 300 at a high rate, 2 sequences of 2048 bytes a step. A step is thrown when the norm of its
 gradient is above 10 (usual is 0.5 to 3). ``alike`` is the share of a chunk's keys that lies along one direction, the mean
 over heads and blocks: 1/64 for keys that are all different, 1 where they are one key.
 """
