@@ -48,7 +48,7 @@ def model_of(name: str, anchored: bool, decay: float, shared: bool) -> MirasForC
     torch.manual_seed(0)
     sizes = {"num_hidden_layers": 3, "hidden_size": 256, "num_attention_heads": 4, "intermediate_size": 512}
     name = f"{name}{'-anchored' if anchored else ''}-small"
-    model = MirasForCausalLM(MirasConfig.preset(name, **sizes, step_sum=sums(name) if shared else None))
+    model = MirasForCausalLM(MirasConfig.preset(name, **sizes, step_sum=sums(name) if shared else 0))
     for gate in model.modules():
         if isinstance(gate, Gate) and gate.recipe.name == "log_alpha":
             torch.nn.init.constant_(gate.bias, LINKS[gate.recipe.link].inverse(decay, gate.recipe.limit))

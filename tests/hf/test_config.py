@@ -71,7 +71,7 @@ def test_the_recipe_follows_the_configuration():
         "yaad-tiny", rope=True, conv_kernel=0, value_norm=True, gate_rank=7, gate_pace=0.1, step_start=0.5, step_limit=2.0
     ).recipe
     assert [MirasConfig.preset("yaad-tiny", silu=given).recipe.silu for given in (True, False)] == [True, False]
-    assert [MirasConfig.preset("yaad-tiny", step_sum=given).recipe.step_sum for given in (None, 2.0)] == [None, 2.0]
+    assert [MirasConfig.preset("yaad-tiny", step_sum=given).recipe.step_sum for given in (None, 2.0, 0)] == [1.0, 2.0, None]
     assert changed.rope == 1e4 and changed.convolution is None and changed.value_norm
     assert {(gate.rank, gate.pace) for gate in changed.gates} == {(7, 0.1)}
     assert changed.gate("eta").start == 0.5 and changed.gate("eta").limit == 2.0

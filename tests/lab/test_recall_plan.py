@@ -102,8 +102,9 @@ def test_the_plans_of_the_experiment_can_be_read(path):
 
 def test_a_setting_that_was_not_made_makes_no_other_trial():
     """What is done stays done when models get a new option."""
-    made = [identity({"model": {"name": "yaad"} | option, "rate": 1}) for option in ({}, {"step_sum": None}, {"step_sum": 2.0})]
-    assert made[0] == made[1] != made[2]
+    options = ({}, {"step_sum": None}, {"step_sum": 2.0}, {"step_sum": 2})
+    made = [identity({"model": {"name": "yaad"} | option, "rate": 1}) for option in options]
+    assert made[0] == made[1] != made[2] == made[3]
 
 
 def call(monkeypatch, script, *arguments):

@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from miras import presets
+from miras import bias, memory, presets
 from miras.nn import MirasLayer, Recipe, recipe_of
 from miras.nn.shared_steps import Recent, Sum, shared
 
@@ -110,6 +110,18 @@ def test_gradients():
     k, eta = unit_keys(1, 9, 2, 3).requires_grad_(), (4 * torch.rand(1, 9, 2, 3, dtype=torch.float64)).requires_grad_()
     assert torch.autograd.gradcheck(lambda k, eta: shared(Recent(k, eta), Sum(2.0, 0.7, 4), 0), (k, eta))
     assert torch.autograd.gradcheck(lambda k, eta: shared(Recent(k, eta), Sum(2.0, 0.7, 4), 4), (k, eta))
+
+
+def test_a_deep_memory_shares_by_itself_unless_published_otherwise():
+    deep = presets.get("yaad")
+    assert [recipe_of(presets.get(name)).step_sum for name in ("yaad", "moneta", "ttt_mlp", "deltanet")] == [
+        1.0,
+        1 / 3,
+        None,
+        None,
+    ]
+    of = lambda **parts: recipe_of(dataclasses.replace(deep, name="", **parts)).step_sum  # noqa: E731
+    assert [of(), of(bias=bias.Lp(p=4.0)), of(bias=bias.DotProduct()), of(memory=memory.Matrix())] == [1.0, 0.25, None, None]
 
 
 def test_a_recipe_without_steps_or_unit_keys_is_refused():

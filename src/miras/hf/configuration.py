@@ -31,7 +31,8 @@ class MirasConfig(PreTrainedConfig):
         silu: whether q, k and v pass through SiLU; as the recipe has it if None.
         output_gate: "silu", "sigmoid" or "none", the gate on a head's output; as the recipe has it if None.
         value_norm: whether each head's value is scaled to unit RMS.
-        step_sum: what the steps of keys alike among a chunk's tokens add up to at most; as the recipe has it if None.
+        step_sum: what the steps of keys alike among a chunk's tokens add up to at most, 0 for no limit; as the recipe has it
+            if None.
         gate_rank: rank of the channel-wise gates' projections; as the recipe has it if None.
         gate_pace: how fast the gates learn beside the rest; as the recipe has it if None.
         step_start, step_limit: the relative step a deep memory starts with, and its largest; as the recipe has it if None.
@@ -115,7 +116,7 @@ class MirasConfig(PreTrainedConfig):
         if self.silu is not None:
             changes["silu"] = self.silu
         if self.step_sum is not None:
-            changes["step_sum"] = self.step_sum
+            changes["step_sum"] = self.step_sum or None
         if self.output_gate is not None:
             changes["output_gate"] = None if self.output_gate == "none" else self.output_gate
         if self.weight_start is not None:

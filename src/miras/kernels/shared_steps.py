@@ -190,6 +190,7 @@ def shared_steps(k: Tensor, eta: Tensor, most: float, unit: float, width: int, l
 
 
 def takes(k: Tensor, eta: Tensor, width: int) -> bool:
-    """Whether the kernel shares such steps on a GPU; of keys in float32, three products for one, a program would not have the room."""
-    lean = INTERPRETED or k.dtype != torch.float32
-    return lean and readable(k, eta) and width < BLOCK and max(k.shape[3], eta.shape[3]) <= 128
+    """Whether the kernel shares such steps: keys of 16 bits on a GPU, where float32, three products for one, has no room; float32
+    in the interpreter, which has no products of 16 bits."""
+    fits = (k.dtype == torch.float32) == INTERPRETED
+    return fits and readable(k, eta) and width < BLOCK and max(k.shape[3], eta.shape[3]) <= 128

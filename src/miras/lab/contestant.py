@@ -24,7 +24,7 @@ class Start:
         conv_kernel: taps of the convolution, 0 for none.
         output_gate: "silu", "sigmoid" or "none".
         value_norm: whether values are scaled to unit RMS.
-        step_sum: what the steps of keys alike add up to at most.
+        step_sum: what the steps of keys alike add up to at most, 0 for no limit.
         step_start, step_limit: the relative step it starts with, and the largest.
         chunk_size: tokens of a chunk.
     """

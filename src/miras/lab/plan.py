@@ -95,11 +95,11 @@ def read_plan(path: Path, precision: Precision, results: Sequence[Result] = ()) 
 
 
 def identity(trial: dict[str, Any]) -> str:
-    """What makes two trials the same: all settings that were made. One of None was not, nor one that older results lack."""
+    """What makes two trials the same: all settings that were made, 2 like 2.0. None was not, nor what older results lack."""
 
     def made(settings: Any) -> Any:
         if not isinstance(settings, dict):
-            return settings
+            return int(settings) if isinstance(settings, float) and settings.is_integer() else settings
         return {name: made(value) for name, value in settings.items() if value is not None}
 
     return json.dumps(made(trial), sort_keys=True)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from ..algorithm import NonParametric
+from ..bias import DotProduct, Lp
 from ..memory import MLP, Matrix
 from ..spec import Spec
 from ..types import Gate as GateNeed
@@ -37,7 +38,8 @@ class Recipe:
         rope: the base of rotary positions on q and k, or None.
         value_norm: whether each head's value is scaled to unit RMS.
         step_sum: what the steps of keys alike, among as many tokens as a chunk has, add up to at most (``nn.shared_steps``):
-            2, or less for a bias whose gradient is larger than that of l2; None: each keeps its own.
+            one whole step for a deep memory, less of it for a bias whose gradient is larger than that of l2; None: each keeps
+            its own.
         start: standard deviation of a memory's learned initial weights (of their logits' spread, on a simplex).
         output_norm: whether each head's output is RMS-normalised.
         output_gate: the function of the gate on the output, or None. A SiLU starts near zero with either sign, which holds
@@ -155,11 +157,11 @@ RECIPES: dict[str, Recipe] = {
     ),
     "mesa": Recipe(gates=(RATE, RIDGE, one_a_head(DECAY)), output_gate=None),
     "ttt_mlp": TTT,
-    "titans_lmm": Recipe(gates=(STEP, MOMENTUM, one_a_head(DEEP_DECAY))),
-    # the gradient 3 e^2 of its l3 bias is about three times that of l2, so its step starts at a third
-    "moneta": Recipe(gates=(dataclasses.replace(STEP, start=0.03), DEEP_DECAY)),
-    "yaad": Recipe(gates=(STEP, DEEP_DECAY, THRESHOLD)),
-    "memora": Recipe(gates=(STEP, DEEP_DECAY)),
+    "titans_lmm": Recipe(gates=(STEP, MOMENTUM, one_a_head(DEEP_DECAY)), step_sum=1.0),
+    # the gradient 3 e^2 of its l3 bias is about three times that of l2, so its step starts at a third and is whole at one
+    "moneta": Recipe(gates=(dataclasses.replace(STEP, start=0.03), DEEP_DECAY), step_sum=1 / 3),
+    "yaad": Recipe(gates=(STEP, DEEP_DECAY, THRESHOLD), step_sum=1.0),
+    "memora": Recipe(gates=(STEP, DEEP_DECAY), step_sum=1.0),
 }
 
 DEFAULTS = {gate.name: gate for gate in (STEP, DECAY, THRESHOLD, MOMENTUM, RIDGE)}
@@ -172,7 +174,16 @@ def recipe_of(spec: Spec) -> Recipe:
         base = RECIPES["transformer"] if isinstance(spec.algorithm, NonParametric) else Recipe()
     needs = [need for need in spec.gates if need.name != "kappa" and (need.required or base.gate(need.name))]
     gates = tuple(_fitting(base.gate(need.name) or _default(spec, need), need) for need in needs)
-    return dataclasses.replace(base, gates=tuple(_tame(spec, gate) for gate in gates))
+    recipe = dataclasses.replace(base, gates=tuple(_tame(spec, gate) for gate in gates))
+    return recipe if spec.name in RECIPES else dataclasses.replace(recipe, step_sum=_whole(spec, recipe))
+
+
+def _whole(spec: Spec, recipe: Recipe) -> float | None:
+    """One whole step of a deep memory where errors are 1, or None where steps are not taken towards a value."""
+    if recipe.gate("eta") is None or not isinstance(spec.memory, MLP) or isinstance(spec.bias, DotProduct):
+        return None
+    # the gradient of l_p is p |e|^(p-1), that of the others about e
+    return 1.0 / spec.bias.p if isinstance(spec.bias, Lp) else 1.0
 
 
 def _tame(spec: Spec, gate: GateRecipe) -> GateRecipe:

@@ -191,7 +191,9 @@ class ModelConfig:
     silu: bool | None = option(None, "q, k and v through SiLU, instead of what the preset has")
     output_gate: Literal["silu", "sigmoid", "none"] | None = option(None, "of a head's output, instead of the preset's")
     value_norm: bool | None = option(None, "each head's value scaled to unit RMS, instead of what the preset has")
-    step_sum: float | None = option(None, "what the steps of keys alike add up to at most: 2 keeps them from overshooting")
+    step_sum: float | None = option(
+        None, "what the steps of keys alike add up to at most, 0 for no limit, instead of the preset's"
+    )
     step: float | None = option(None, "the relative step that a deep memory starts with, instead of the preset's")
     step_limit: float | None = option(None, "the largest relative step of a deep memory, instead of the preset's")
     pace: float | None = option(None, "how fast gates learn beside the rest: 0.1 for gates that a high rate throws off")
@@ -204,10 +206,10 @@ class ModelConfig:
             "model",
             step=self.step,
             step_limit=self.step_limit,
-            step_sum=self.step_sum,
             pace=self.pace,
             start=self.start,
         )
+        require(self.step_sum is None or self.step_sum >= 0, f"model.step_sum must be >= 0, got {self.step_sum}")
         require(self.spec is None or not self.choices, "model.spec replaces the preset that model.choices are for: give one")
 
 
