@@ -27,7 +27,7 @@ from triton.runtime.jit import JITFunction
 
 import miras.nn
 from miras.algorithm import NonParametric
-from miras.kernels import convolution, gate_link, gated_norm, heads, norm, residual, rotary, swiglu
+from miras.kernels import convolution, gate_link, gated_norm, heads, norm, residual, rotary, shared_steps, swiglu
 from miras.nn import Block, MirasLayer
 
 UNCOUNTED = (
@@ -55,7 +55,7 @@ UNCOUNTED = (
 )
 FILLED = ("zeros", "new_zeros", "zeros_like")
 PRODUCTS = ("mm", "addmm", "bmm", "linear")
-PASSES = (convolution, gate_link, gated_norm, heads, norm, residual, rotary, swiglu)
+PASSES = (convolution, gate_link, gated_norm, heads, norm, residual, rotary, shared_steps, swiglu)
 
 
 @torch.library.custom_op("layer_ops::rms_norm_gain", mutates_args=())

@@ -94,7 +94,8 @@ def share(
 
 def _last(x: Tensor, width: int) -> Tensor:
     """The last ``width`` tokens, zeros before them where there are fewer."""
-    return F.pad(x, (0, 0, 0, 0, max(0, width - x.shape[1]), 0))[:, max(0, x.shape[1] - width) :]
+    # a copy, so that a state does not keep all tokens
+    return F.pad(x[:, max(0, x.shape[1] - width) :], (0, 0, 0, 0, max(0, width - x.shape[1]), 0))
 
 
 def _joined(old: Recent, new: Recent, dim: int) -> Recent:
