@@ -74,15 +74,15 @@ def compared(spec, tolerance=2e-5, size=16, cu_seqlens=None, **sizes):
     same(results[1], results[0], tolerance)
 
 
-def by_either_way(module, layer, x, monkeypatch):
-    """What a layer makes of x in two pieces, and all gradients, by plain passes and by fused ones, each pair together."""
+def by_either_way(module, layer, x, monkeypatch, cut=27, kept=lambda state: ()):
+    """What a layer makes of x in two pieces, what it keeps, and all gradients, by plain and by fused passes, in pairs."""
     found = []
     for fused in (False, True):
         monkeypatch.setattr(module, "worth_fusing", lambda x, fused=fused: fused)
-        y, state = layer(x[:, :27])
-        rest, _ = layer(x[:, 27:], state)
+        y, state = layer(x[:, :cut])
+        rest, state = layer(x[:, cut:], state)
         total = y.square().sum() + rest.square().sum()
-        found.append([y, rest, *torch.autograd.grad(total, (x, *layer.parameters()))])
+        found.append([y, rest, *kept(state), *torch.autograd.grad(total, (x, *layer.parameters()))])
     return zip(*found, strict=True)
 
 

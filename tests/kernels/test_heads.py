@@ -6,6 +6,7 @@ pytest.importorskip("triton")
 
 import torch
 
+from comparison import by_either_way
 from devices import DEVICE
 from miras import presets
 from miras.nn import MirasLayer, recipe_of
@@ -80,12 +81,5 @@ def test_where_there_is_nothing_to_gain_torch_takes_views(monkeypatch):
 @pytest.mark.parametrize("name", ["yaad", "gated_deltanet", "ttt_mlp", "delta_product"])
 def test_the_layer_gives_the_same_by_either_way(name, monkeypatch):
     layer, x = MirasLayer(16, 2, name, chunk_size=4, backend="torch").to(DEVICE), draw(3, 20, 16)
-    found = []
-    for fused in (False, True):
-        monkeypatch.setattr(module, "worth_fusing", lambda x, fused=fused: fused)
-        y, state = layer(x[:, :17])
-        rest, state = layer(x[:, 17:], state)
-        total = y.square().sum() + rest.square().sum()
-        found.append([y, rest, state.window, *torch.autograd.grad(total, (x, *layer.parameters()))])
-    for plain, fused in zip(*found, strict=True):
+    for plain, fused in by_either_way(module, layer, x, monkeypatch, cut=17, kept=lambda state: (state.window,)):
         assert (plain - fused).norm() <= 1e-4 * plain.norm()

@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from miras import bias, memory, presets
+from miras import Gates, Spec, algorithm, bias, memorize, memory, presets, retention
 from miras.nn import MirasLayer, Recipe, recipe_of
 from miras.nn.shared_steps import Recent, Sum, shared
 
@@ -46,6 +46,20 @@ def test_keys_alike_take_two_steps_together(step):
     beta = shared(Recent(k, torch.full_like(k[..., :1], step)), Sum(2.0, 1.0, CHUNK - 1), 0).reshape(4, CHUNK).sum(1)
     torch.testing.assert_close(beta[1:], torch.full_like(beta[1:], 2.0))
     assert 2 < beta[0] <= 2 * sum(1 / n for n in range(1, CHUNK + 1))
+
+
+@pytest.mark.parametrize("size", [16, 64])
+@pytest.mark.parametrize("mu", [0.01, 0.5, 0.9, 0.99])
+def test_keys_alike_settle_with_a_momentum_and_do_not_with_twice_as_much(mu, size):
+    """One key, one value and a linear memory, steps that add up to m in a chunk: 1.9 settles whatever the momentum, 4 never."""
+    spec = Spec(memory=memory.Matrix(), bias=bias.L2(), retention=retention.Keep(), algorithm=algorithm.Momentum())
+    key, ones = torch.eye(4, dtype=torch.float64)[0], torch.ones(1, 200 * size, 1, dtype=torch.float64)
+    tokens = ones[..., None] * key
+    for most, settles in ((1.9, True), (4.0, False)):
+        gates = Gates(eta=ones * most / size * (1 - mu), mu=ones * mu)
+        _, state = memorize(spec, tokens, tokens, tokens, gates, chunk_size=size, form="chunk")
+        left = (state.weights[0, 0] @ key - key).norm()
+        assert left < 0.1 if settles else left > 10
 
 
 @pytest.mark.parametrize("keys", ["different", "alike"])
@@ -114,12 +128,8 @@ def test_gradients():
 
 def test_a_deep_memory_shares_by_itself_unless_published_otherwise():
     deep = presets.get("yaad")
-    assert [recipe_of(presets.get(name)).step_sum for name in ("yaad", "moneta", "ttt_mlp", "deltanet")] == [
-        1.0,
-        1 / 3,
-        None,
-        None,
-    ]
+    named = [recipe_of(presets.get(name)).step_sum for name in ("yaad", "moneta", "ttt_mlp", "deltanet")]
+    assert named == [1.0, 1 / 3, None, None]
     of = lambda **parts: recipe_of(dataclasses.replace(deep, name="", **parts)).step_sum  # noqa: E731
     assert [of(), of(bias=bias.Lp(p=4.0)), of(bias=bias.DotProduct()), of(memory=memory.Matrix())] == [1.0, 0.25, None, None]
 

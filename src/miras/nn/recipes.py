@@ -158,7 +158,7 @@ RECIPES: dict[str, Recipe] = {
     "mesa": Recipe(gates=(RATE, RIDGE, one_a_head(DECAY)), output_gate=None),
     "ttt_mlp": TTT,
     "titans_lmm": Recipe(gates=(STEP, MOMENTUM, one_a_head(DEEP_DECAY)), step_sum=1.0),
-    # the gradient 3 e^2 of its l3 bias is about three times that of l2, so its step starts at a third and is whole at one
+    # the gradient 3 e^2 of its l3 bias is about three times that of l2, so its step starts at a third; a whole one is a third
     "moneta": Recipe(gates=(dataclasses.replace(STEP, start=0.03), DEEP_DECAY), step_sum=1 / 3),
     "yaad": Recipe(gates=(STEP, DEEP_DECAY, THRESHOLD), step_sum=1.0),
     "memora": Recipe(gates=(STEP, DEEP_DECAY), step_sum=1.0),
