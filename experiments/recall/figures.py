@@ -5,9 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from summary import ORDER, Section, place
-
 from miras.files import write_figure
+from miras.lab.summary import ORDER, Section, place
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

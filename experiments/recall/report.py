@@ -12,9 +12,9 @@ import textwrap
 from pathlib import Path
 
 from figures import curves, length_sections, noise_sections, overview, readings, save
-from summary import Entry, Section, sections
 
 from miras.lab.plan import Result, read_results
+from miras.lab.summary import Entry, Section, sections
 from miras.lab.tables import Table, markdown
 
 HERE = Path(__file__).resolve().parent

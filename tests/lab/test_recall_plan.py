@@ -115,8 +115,7 @@ def call(monkeypatch, script, *arguments):
         runpy.run_path(str(EXPERIMENT / script), run_name="__main__")
     except SystemExit as end:
         assert not end.code
-    for name in ("summary", "figures"):
-        sys.modules.pop(name, None)
+    sys.modules.pop("figures", None)
 
 
 def test_the_experiment_in_short(plan, tmp_path, monkeypatch, capsys):

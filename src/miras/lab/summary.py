@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from statistics import mean
 from typing import Any
 
-from miras.lab.contestant import Contestant
-from miras.lab.plan import Result, standing
-from miras.lab.tasks import TASKS, Task, task_of
+from .contestant import Contestant
+from .plan import Result, standing
+from .tasks import TASKS, Task, task_of
 
 SIZES = ("width", "depth", "heads")
 # models in the order of the tables
@@ -27,9 +27,7 @@ class Entry:
     def rate(self) -> float:
         """The rate that did best with the first seed."""
         first = min(result["trial"]["seed"] for results in self.tried.values() for result in results)
-        own = {
-            r["trial"]["rate"]: standing(r) for results in self.tried.values() for r in results if r["trial"]["seed"] == first
-        }
+        own = {rate: standing(r) for rate, results in self.tried.items() for r in results if r["trial"]["seed"] == first}
         return max(own, key=lambda rate: own[rate])
 
     @property

@@ -1,0 +1,201 @@
+"""Judge the paper's claims, and ours, by the results that are kept: ``docs/results/README.md``.
+
+    python experiments/conclusions.py
+
+Every claim names what it compares; verdicts and numbers come from the files of results.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+from pathlib import Path
+
+from miras.lab import results
+from miras.lab.conclusions import (
+    BITS,
+    PERCENT,
+    PERPLEXITY,
+    RATIO,
+    Claim,
+    Evidence,
+    Finding,
+    against,
+    favourite,
+    found_needles,
+    page,
+    pairwise,
+)
+
+HERE = Path(__file__).resolve().parent
+OURS = ("moneta", "yaad", "memora")
+BASELINES = ("transformer", "gla", "deltanet", "gated_deltanet", "ttt_linear")
+DEEP = ("yaad", "titans_lmm", "moneta", "memora")
+TEST, FAR = "test/sliding/1x", "test/long/16x"
+
+
+def better_than_all(place: str, read: str, unit: str) -> Claim:
+    """The paper's main claim, on one text."""
+    measure = BITS if unit == "bits" else PERPLEXITY
+
+    def judge(evidence: Evidence) -> Finding:
+        others = (*BASELINES, "titans_lmm")
+        return against(evidence.read(place, read, OURS), evidence.read(place, read, others), OURS, others, measure)
+
+    text, _, _ = read.rpartition("/sliding")
+    where = {"enwik8/main": "Wikipedia", "books/main": "prose of unseen authors"}[place]
+    where = "WikiText-2 (after books, another domain)" if text.startswith("wikitext2") else where
+    said = f"With steps that keys alike share, Moneta, Yaad and Memora predict {where} better than every baseline"
+    return Claim(text=said, by="the paper", page=place.partition("/")[0], judge=judge)
+
+
+def as_published(evidence: Evidence) -> Finding:
+    """The main claim for memories in which each token keeps its own step."""
+    ours = evidence.read("enwik8_steps/main", TEST, OURS)
+    return against(ours, evidence.read("enwik8/main", TEST, BASELINES), OURS, BASELINES, BITS)
+
+
+def hybrids(experiment: str, read: str, unit: str) -> Claim:
+    """Every second layer attention over a window."""
+
+    def judge(evidence: Evidence) -> Finding:
+        mixed, plain = evidence.read(f"{experiment}/hybrids", read), evidence.read(f"{experiment}/main", read)
+        return pairwise(mixed, plain, {f"{name}-h": name for name in OURS}, BITS if unit == "bits" else PERPLEXITY)
+
+    return Claim(
+        text=f"Hybrids with attention predict better than memories alone ({experiment})",
+        by="the paper",
+        page=experiment,
+        judge=judge,
+    )
+
+
+def context(evidence: Evidence) -> Finding:
+    """How much less perplexed models are that were trained on 16K tokens at a time instead of 2K."""
+    short, long = evidence.read("books/main", TEST), evidence.read("context/lengths", TEST)
+    gained = {
+        name: [statistics.fmean(short[name]) / number for number in long[f"{name}, 16k"]]
+        for name in short
+        if f"{name}, 16k" in long
+    }
+    others = ("transformer", "gated_deltanet")
+    ours = {name: gained[name] for name in OURS if name in gained}
+    return against(ours, {name: gained[name] for name in others if name in gained}, OURS, others, RATIO)
+
+
+def needles(evidence: Evidence) -> Finding:
+    """All needles, of all kinds and lengths."""
+    found = evidence.figures("books/main", found_needles)
+    others = (*BASELINES, "titans_lmm")
+    split = [{name: found[name] for name in names if name in found} for names in (OURS, others)]
+    return against(split[0], split[1], OURS, others, PERCENT)
+
+
+def noise(task: str) -> Claim:
+    """Wrong values among the right ones."""
+
+    def judge(evidence: Evidence) -> Finding:
+        scores, others = evidence.task(task, "2 of 5 wrong"), (*BASELINES, "titans_lmm", "memora")
+        split = [{name: scores[name] for name in names if name in scores} for names in (("moneta", "yaad"), others)]
+        return against(split[0], split[1], ("moneta", "yaad"), others, PERCENT)
+
+    text = f"Moneta's l_p and Yaad's Huber keep recall where 2 of 5 values are wrong better than all others ({task})"
+    return Claim(text=text, by="the paper", page="recall", judge=judge)
+
+
+def exponents(evidence: Evidence) -> Finding:
+    """Moneta's p."""
+    bits = evidence.read("ablations/p", TEST)
+    return favourite(bits, "small-moneta", [f"moneta-p{p}" for p in ("1", "1.5", "2", "2.8", "3.2", "4")], BITS)
+
+
+def retentions(evidence: Evidence) -> Finding:
+    """Moneta's q, by the printed link and by the exact one."""
+    bits = evidence.read("ablations/p", TEST, ["small-moneta"]) | evidence.read("ablations/q", TEST)
+    rivals = [f"moneta-q{q}" for q in "235"] + [f"moneta-exact-q{q}" for q in "2345"]
+    return favourite(bits, "small-moneta", rivals, BITS)
+
+
+def parts_of_yaad(evidence: Evidence) -> Finding:
+    """Yaad without one of its parts."""
+    rivals = ["yaad-no-retention", "yaad-fixed-delta", "yaad-l2-only", "yaad-l1-only", "yaad-linear-memory"]
+    return favourite(evidence.read("ablations/yaad", TEST), "small-yaad", rivals, BITS)
+
+
+def anchors_near(evidence: Evidence) -> Finding:
+    """Retention towards the initial weights, at the length of training."""
+    plain, held = evidence.read("ablations/anchor-plain", TEST), evidence.read("ablations/anchor-anchored", TEST)
+    return pairwise(held, plain, {f"{name}-anchored": name for name in DEEP}, BITS)
+
+
+def anchors_far(evidence: Evidence) -> Finding:
+    """The same at 8 to 16 times that length."""
+    plain, held = evidence.far("ablations/anchor-plain", FAR), evidence.far("ablations/anchor-anchored", FAR)
+    return pairwise(held, plain, {f"{name}-anchored": name for name in DEEP}, BITS)
+
+
+def shared_steps(evidence: Evidence) -> Finding:
+    """How many runs of models of 30M parameters were thrown off, with each token's own step and with shared ones."""
+    counted: dict[bool, list[bool]] = {False: [], True: []}
+    for experiment in ("enwik8", "enwik8_steps"):
+        for row in {row["key"]: row for row in evidence.rows(experiment) if row["status"] in results.SETTLED}.values():
+            if row["model"].split("-")[0] in DEEP and row["status"] != "failed" and "pace" not in str(row["options"]):
+                shares = row["options"].get("model.step_sum") != 0.0
+                counted[shares].append(row["status"] == "diverged")
+    own, shared = counted[False], counted[True]
+    if not own or not shared:
+        return Finding("open", "Not run yet.")
+    said = f"Thrown off: {sum(shared)} of {len(shared)} runs with shared steps, {sum(own)} of {len(own)} with each token's own."
+    share = sum(shared) / len(shared), sum(own) / len(own)
+    return Finding("holds here" if not any(shared) else "holds in part" if share[0] < share[1] else "does not hold here", said)
+
+
+def off_the_map(evidence: Evidence) -> Finding:
+    """The best combination that the paper never ran."""
+    bits = evidence.read("off_the_map/main", TEST)
+    others = {name: own for name, own in bits.items() if name not in ("yaad", "yaad-anchored", "gated_deltanet")}
+    if not others or "yaad" not in bits:
+        return Finding("open", "Not run yet.")
+    best = BITS.best(others)
+    return against({best: others[best]}, {"yaad": bits["yaad"]}, [best], ["yaad"], BITS)
+
+
+CLAIMS = (
+    Claim(
+        text="With each token's own step, as published, Moneta, Yaad and Memora predict Wikipedia better than every baseline",
+        by="the paper",
+        page="enwik8_steps",
+        judge=as_published,
+    ),
+    better_than_all("enwik8/main", TEST, "bits"),
+    better_than_all("books/main", TEST, "perplexity"),
+    better_than_all("books/main", "wikitext2:test/sliding/1x", "perplexity"),
+    hybrids("enwik8", TEST, "bits"),
+    hybrids("books", TEST, "perplexity"),
+    Claim(text="They gain more than others from sequences of 16K instead of 2K", by="the paper", page="context", judge=context),
+    Claim(text="They find more needles, 1K to 16K, than every baseline", by="the paper", page="books", judge=needles),
+    noise("noisy_recall"),
+    noise("noisy_vectors"),
+    Claim(text="Of Moneta's exponents p = 3 is best", by="the paper", page="ablations", judge=exponents),
+    Claim(text="Of Moneta's q and links, q = 4 as printed is best", by="the paper", page="ablations", judge=retentions),
+    Claim(text="Every part of Yaad contributes", by="the paper", page="ablations", judge=parts_of_yaad),
+    Claim(text="Shared steps keep deep memories from being thrown off", by="us", page="enwik8_steps", judge=shared_steps),
+    Claim(text="An anchor predicts better at the length of training", by="us", page="ablations", judge=anchors_near),
+    Claim(text="An anchor predicts better at 8 to 16 times that length", by="us", page="ablations", judge=anchors_far),
+    Claim(text="A combination off the map is better than Yaad", by="us", page="off_the_map", judge=off_the_map),
+)
+
+
+def main() -> None:
+    """The command."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--results", type=Path, default=HERE, help="the folder of experiments (default: this one)")
+    parser.add_argument("--docs", type=Path, default=HERE.parent / "docs" / "results", help="the folder of pages")
+    given = parser.parse_args()
+    path = given.docs / "README.md"
+    path.write_text(page(CLAIMS, Evidence(given.results), given.docs, "python experiments/conclusions.py"))
+    print(f"{len(CLAIMS)} claims: {path}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,236 @@
+"""What the results say of each claim: a verdict by rule, and the numbers it rests on.
+
+Nothing here is typed: a claim names what it compares, and the files of results decide. A claim of which a part was not run is
+open, whatever the rest says.
+"""
+
+from __future__ import annotations
+
+import re
+import statistics
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+from ..train.metrics import Line
+from . import results
+from .evidence import read_of, unit_of
+from .plan import read_results
+from .plan_file import Plan, load
+from .questions import mean_of
+from .summary import Section, sections
+from .tables import Table, markdown
+
+Verdict = Literal["holds here", "holds in part", "does not hold here", "open"]
+# one number a seed, by model
+Figures = Mapping[str, Sequence[float]]
+
+
+class Finding(NamedTuple):
+    """A verdict, and what it rests on in words."""
+
+    verdict: Verdict
+    said: str
+
+
+class Measure(NamedTuple):
+    """How figures are told: their unit and digits, and whether more is better."""
+
+    unit: str
+    digits: int
+    more: bool = False
+
+    def told(self, values: Sequence[float]) -> str:
+        """A mean."""
+        return f"{statistics.fmean(values):.{self.digits}f}"
+
+    def gain(self, values: Sequence[float], other: Sequence[float]) -> float:
+        """By how much the first are better, as far as the digits tell."""
+        ahead = statistics.fmean(values) - statistics.fmean(other)
+        return round(ahead if self.more else -ahead, self.digits)
+
+    def best(self, figures: Figures) -> str:
+        """The model with the best mean."""
+        return (max if self.more else min)(figures, key=lambda name: statistics.fmean(figures[name]))
+
+
+BITS, PERCENT, RATIO = Measure("bits/byte", 3), Measure("%", 1, more=True), Measure("times", 3, more=True)
+PERPLEXITY = Measure("perplexity", 2)
+
+
+class Evidence:
+    """The kept results of every experiment, by name of experiment and stage."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.plans: dict[str, Plan] = {}
+        self.found: dict[str, list[Line]] = {}
+        self.laboratory: list[Section] = sections(read_results([folder / "recall" / "results.jsonl"]))
+
+    def rows(self, experiment: str) -> list[Line]:
+        """The lines of an experiment."""
+        if experiment not in self.found:
+            self.plans[experiment] = load(self.folder / experiment)
+            self.found[experiment] = results.rows(self.folder / experiment / "results.jsonl")
+        return self.found[experiment]
+
+    def figures(self, place: str, value: Callable[[Line], float | None], models: Iterable[str] = ()) -> dict[str, list[float]]:
+        """A value of the finished runs of ``experiment/stage``, by model (and variant); of some models, or of all."""
+        experiment, _, stage = place.partition("/")
+        found: dict[str, list[float]] = {}
+        for row in results.latest(self.rows(experiment)).values():
+            if row["stage"] == stage and row["status"] == "finished" and (not models or row["model"] in models):
+                number = value(row)
+                if number is not None:
+                    found.setdefault(", ".join(filter(None, (row["model"], row["variant"]))), []).append(number)
+        return found
+
+    def read(self, place: str, name: str, models: Iterable[str] = ()) -> dict[str, list[float]]:
+        """How well a text was predicted, in the unit of the experiment."""
+        self.rows(place.partition("/")[0])
+        unit = unit_of(self.plans[place.partition("/")[0]])
+        return self.figures(place, lambda row: (read_of(row, name) or {}).get(unit), models)
+
+    def far(self, place: str, name: str, models: Iterable[str] = ()) -> dict[str, list[float]]:
+        """How well the last stretch of long windows was predicted."""
+        self.rows(place.partition("/")[0])
+        unit = unit_of(self.plans[place.partition("/")[0]])
+
+        def last(row: Line) -> float | None:
+            read = read_of(row, name)
+            return None if read is None else read["places"][-1][unit]
+
+        return self.figures(place, last, models)
+
+    def task(self, name: str, reading: str) -> dict[str, list[float]]:
+        """What models scored at a task of the laboratory on a GPU, in percent; tasks of one name together."""
+        found: dict[str, list[float]] = {}
+        for section in self.laboratory:
+            if section.task.name == name and reading in section.readings and section.settings["precision"] == "bf16":
+                for label, entry in section.entries.items():
+                    scores = [result["readings"][reading] for result in entry.best]
+                    found.setdefault(label, []).extend(100 * (score or 0.0) for score in scores)
+        return found
+
+
+def spread(*every: Figures) -> float | None:
+    """Half the largest distance between two seeds of one model; None where no model has two."""
+    apart = [(max(own) - min(own)) / 2 for figures in every for own in figures.values() if len(own) > 1]
+    return max(apart) if apart else None
+
+
+def seeds(*every: Figures) -> str:
+    """How far seeds lie apart, in words."""
+    found = spread(*every)
+    return "One seed each." if found is None else f"Seeds lie {found:.3f} from their mean at most."
+
+
+def compared(gains: Mapping[str, float | None], noise: float | None) -> Verdict:
+    """A verdict on models that should be ahead, by how much they are; None for one that was not run."""
+    if not gains or any(gain is None for gain in gains.values()):
+        return "open"
+    ahead = [gain for gain in gains.values() if gain is not None and gain > (noise or 0.0)]
+    return "holds here" if len(ahead) == len(gains) else "holds in part" if ahead else "does not hold here"
+
+
+def against(ours: Figures, others: Figures, wanted: Sequence[str], needed: Sequence[str], measure: Measure) -> Finding:
+    """Whether each of the wanted is better than the best of the others, of which all that are needed must have been run."""
+    missing = [name for name in needed if name not in others]
+    if not others or not ours:
+        return Finding("open", "Not run yet.")
+    best = measure.best(others)
+    gains = {name: measure.gain(ours[name], others[best]) if name in ours else None for name in wanted}
+    said = [
+        f"{name} not run" if gain is None else f"{name} {measure.told(ours[name])} ({ahead(gain, measure)})"
+        for name, gain in gains.items()
+    ]
+    words = f"Best of the others: {best} {measure.told(others[best])} {measure.unit}. {', '.join(said)}. {seeds(ours, others)}"
+    if missing:
+        return Finding("open", f"{words} Not run: {', '.join(missing)}.")
+    return Finding(compared(gains, spread(ours, others)), words)
+
+
+def ahead(gain: float, measure: Measure) -> str:
+    """A distance in words."""
+    return "level" if gain == 0 else f"{abs(gain):.{measure.digits}f} {'ahead' if gain > 0 else 'behind'}"
+
+
+def pairwise(better: Figures, worse: Figures, pairs: Mapping[str, str], measure: Measure) -> Finding:
+    """Whether each first model is better than its second."""
+    if not any(one in better and other in worse for one, other in pairs.items()):
+        return Finding("open", "Not run yet.")
+    gains = {
+        one: measure.gain(better[one], worse[other]) if one in better and other in worse else None
+        for one, other in pairs.items()
+    }
+    said = [
+        f"{one} not run"
+        if gain is None
+        else f"{one} {measure.told(better[one])} for {pairs[one]} {measure.told(worse[pairs[one]])}"
+        for one, gain in gains.items()
+    ]
+    own = ({one: better[one] for one in pairs if one in better}, {two: worse[two] for two in pairs.values() if two in worse})
+    return Finding(compared(gains, spread(*own)), f"{', '.join(said)} ({measure.unit}). {seeds(*own)}")
+
+
+def favourite(figures: Figures, name: str, rivals: Sequence[str], measure: Measure) -> Finding:
+    """Whether one model is better than each of its rivals."""
+    if name not in figures or not any(rival in figures for rival in rivals):
+        return Finding("open", "Not run yet.")
+    gains = {rival: measure.gain(figures[name], figures[rival]) if rival in figures else None for rival in rivals}
+    said = [f"{rival} not run" if gain is None else f"{rival} {measure.told(figures[rival])}" for rival, gain in gains.items()]
+    own = {one: figures[one] for one in (name, *rivals) if one in figures}
+    return Finding(
+        compared(gains, spread(own)), f"{name} {measure.told(figures[name])}; {', '.join(said)} ({measure.unit}). {seeds(own)}"
+    )
+
+
+def found_needles(row: Line) -> float | None:
+    """The share of all needles that were found, in percent, over kinds and lengths."""
+    read = read_of(row, "needles")
+    if read is None:
+        return None
+    kinds = dict.fromkeys((cell["task"], cell["length"]) for cell in read["cells"])
+    return 100 * statistics.fmean(mean_of(read, *kind) for kind in kinds)
+
+
+RULE = """\
+Made by `{command}` from the files of results; do not edit. Each verdict is a rule applied to numbers: a model is ahead where
+its mean is better by more than the largest distance of any compared model's seeds from their mean, where there are several
+seeds, and at all where there is one. A claim of which a part was not run is open. Models here have 0.5 to 30 million parameters
+and read 5 to 150 million tokens ([rules](../experiments.md)); the paper's have 340 million and more and read 15 billion and
+more. So a claim that does not hold here may hold there."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Claim:
+    """Something that was claimed, who claimed it, the page that has the whole tables, and the rule that judges it."""
+
+    text: str
+    by: str
+    page: str
+    judge: Callable[[Evidence], Finding]
+
+
+def page(claims: Sequence[Claim], evidence: Evidence, docs: Path, command: str) -> str:
+    """The page: all verdicts at a glance, what each rests on, and the pages that hold the whole tables, those in ``docs``."""
+    judged = [(number, claim, claim.judge(evidence)) for number, claim in enumerate(claims, 1)]
+    table = Table(["", "claim", "by", "verdict"], {"": [[str(n), c.text, c.by, f"**{f.verdict}**"] for n, c, f in judged]})
+    lines = ["# What the evidence says", RULE.format(command=command), markdown(table)]
+    for number, claim, finding in judged:
+        whole = f" All of it: [{claim.page}]({claim.page}.md)." if (docs / f"{claim.page}.md").exists() else ""
+        lines.append(f"**{number}. {claim.text}** ({claim.by}): {finding.verdict}. {finding.said}{whole}")
+    lines += ["## Pages", "\n".join(f"- {line}" for line in pages(docs))]
+    return "\n\n".join(lines) + "\n"
+
+
+def pages(docs: Path) -> list[str]:
+    """Every page of results by its title, with the command that makes it."""
+    found = []
+    for path in sorted(docs.glob("*.md")):
+        text = path.read_text()
+        made = re.search(r"`(python [^`]+)`", text)
+        if path.name != "README.md" and made is not None:
+            found.append(f"[{text.splitlines()[0].removeprefix('# ')}]({path.name}): `{made.group(1)}`")
+    return found

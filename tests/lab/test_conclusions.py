@@ -1,0 +1,112 @@
+"""Verdicts follow from numbers alone, and the page that is kept is the one that the kept results give."""
+
+import importlib.util
+import json
+from pathlib import Path
+
+import pytest
+
+from miras.lab.conclusions import BITS, PERCENT, Claim, Evidence, Finding, against, favourite, page, pages, pairwise, spread
+
+ROOT = Path(__file__).resolve().parents[2]
+OTHERS = {"gla": [1.4], "deltanet": [1.3]}
+
+
+@pytest.fixture(scope="module")
+def command():
+    """``experiments/conclusions.py`` as a module."""
+    spec = importlib.util.spec_from_file_location("conclusions", ROOT / "experiments" / "conclusions.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize(
+    ("ours", "verdict"),
+    [
+        ({"yaad": [1.2], "moneta": [1.25]}, "holds here"),
+        ({"yaad": [1.2], "moneta": [1.35]}, "holds in part"),
+        ({"yaad": [1.3], "moneta": [1.35]}, "does not hold here"),
+        ({"yaad": [1.2996], "moneta": [1.35]}, "does not hold here"),  # level, as far as three digits tell
+        ({"yaad": [1.2]}, "open"),
+        ({}, "open"),
+    ],
+)
+def test_all_of_ours_against_the_best_of_the_others(ours, verdict):
+    found = against(ours, OTHERS, ["yaad", "moneta"], ["gla", "deltanet"], BITS)
+    assert found.verdict == verdict
+    if ours:
+        assert "Best of the others: deltanet 1.300" in found.said
+
+
+def test_a_baseline_that_was_not_run_leaves_a_claim_open():
+    found = against({"yaad": [1.0]}, OTHERS, ["yaad"], ["gla", "deltanet", "transformer"], BITS)
+    assert found.verdict == "open" and "Not run: transformer." in found.said
+
+
+def test_a_distance_within_that_of_the_seeds_is_none():
+    noisy = {"yaad": [1.24, 1.30]}
+    assert spread(noisy, OTHERS) == pytest.approx(0.03)
+    assert against(noisy, OTHERS, ["yaad"], ["gla", "deltanet"], BITS).verdict == "does not hold here"
+    assert against({"yaad": [1.20, 1.22]}, OTHERS, ["yaad"], ["gla", "deltanet"], BITS).verdict == "holds here"
+
+
+def test_more_is_better_in_percent():
+    assert against({"yaad": [90.0]}, {"gla": [80.0]}, ["yaad"], ["gla"], PERCENT).said.count("10.0 ahead") == 1
+    assert favourite({"a": [90.0], "b": [95.0]}, "a", ["b"], PERCENT).verdict == "does not hold here"
+
+
+def test_pairs():
+    pairs = {"yaad-h": "yaad", "moneta-h": "moneta"}
+    plain = {"yaad": [1.3], "moneta": [1.4]}
+    assert pairwise({"yaad-h": [1.2], "moneta-h": [1.3]}, plain, pairs, BITS).verdict == "holds here"
+    assert pairwise({"yaad-h": [1.2], "moneta-h": [1.5]}, plain, pairs, BITS).verdict == "holds in part"
+    found = pairwise({"yaad-h": [1.2]}, plain, pairs, BITS)
+    assert found.verdict == "open" and "moneta-h not run" in found.said
+    assert pairwise({}, plain, pairs, BITS) == Finding("open", "Not run yet.")
+
+
+def made_up(command, folder: Path, bits: dict[str, float]) -> Evidence:
+    """Results of enwik8's long runs with these bits a byte on the test text."""
+    for name in ("enwik8", "enwik8_steps"):
+        (folder / name).mkdir()
+        (folder / name / "plan.yaml").write_text((ROOT / "experiments" / name / "plan.yaml").read_text())
+    lines = [
+        {"run": f"main-{name}-s0", "stage": "main", "model": name, "variant": "", "status": "finished", "key": name,
+         "options": {}, "reads": [{"read": command.TEST, "bits_per_byte": value}]}
+        for name, value in bits.items()
+    ]  # fmt: skip
+    (folder / "enwik8" / "results.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return Evidence(folder)
+
+
+def test_the_main_claim_by_results(command, tmp_path):
+    """From lines of results to a verdict."""
+    claim = next(claim for claim in command.CLAIMS if claim.page == "enwik8" and "every baseline" in claim.text)
+    bits = dict.fromkeys((*command.BASELINES, "titans_lmm"), 1.3)
+    evidence = made_up(command, tmp_path, bits | {"yaad": 1.2, "moneta": 1.31, "memora": 1.29})
+    found = claim.judge(evidence)
+    assert found.verdict == "holds in part" and "moneta 1.310 (0.010 behind)" in found.said
+
+
+def test_thrown_off_runs_are_counted_once(command, tmp_path):
+    evidence = made_up(command, tmp_path, {"yaad": 1.2})
+    thrown = {"model": "yaad", "status": "diverged", "key": "a", "options": {"model.step_sum": 0.0}}
+    path = tmp_path / "enwik8_steps" / "results.jsonl"
+    path.write_text("".join(json.dumps(thrown | {"steps": steps}) + "\n" for steps in (1, 2)))
+    found = command.shared_steps(evidence)
+    assert found == Finding("holds here", "Thrown off: 0 of 1 runs with shared steps, 1 of 1 with each token's own.")
+
+
+def test_a_page_names_claims_verdicts_and_pages(tmp_path):
+    (tmp_path / "enwik8.md").write_text("# Enwik8\n\nMade by `python experiments/report.py enwik8`.\n")
+    claims = [Claim(text="It works", by="us", page="enwik8", judge=lambda evidence: Finding("open", "Not run yet."))]
+    text = page(claims, Evidence(tmp_path), tmp_path, "python it.py")
+    assert "| 1 | It works | us | **open** |" in text and "All of it: [enwik8](enwik8.md)" in text
+    assert pages(tmp_path) == ["[Enwik8](enwik8.md): `python experiments/report.py enwik8`"]
+
+
+def test_the_kept_page_is_what_the_kept_results_say(command):
+    docs = ROOT / "docs" / "results"
+    made = page(command.CLAIMS, Evidence(ROOT / "experiments"), docs, "python experiments/conclusions.py")
+    assert (docs / "README.md").read_text() == made, "run python experiments/conclusions.py"
