@@ -172,7 +172,8 @@ def _limits(name: str, value: Tensor) -> None:
         return
     if torch.compiler.is_compiling() or value.device.type != "cpu":
         # one pass over memory and few launches
-        torch._assert_async(test(extreme(value.detach())).all(), message)
+        good = test(extreme(value.detach()))
+        torch._assert_async(good.all() if good.dim() else good, message)
         return
     good = test(value.detach())
     if not bool(good.all()):

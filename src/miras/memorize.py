@@ -5,6 +5,7 @@ B batch, T time, H heads, K key channels, V value channels
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Callable
 from importlib.util import find_spec
@@ -20,7 +21,7 @@ from .forms.chunk import chunk
 from .forms.common import as_tuple, begin, stacked
 from .forms.ragged import buckets, positions, unpacked, unpacked_gates
 from .forms.recurrent import read, recurrent
-from .retention import L2
+from .retention import L2, Dual
 from .spec import Spec
 from .types import AnyState, Gates, Norm, State, Weights, require
 
@@ -82,12 +83,16 @@ def memorize(
         gain = checks.norm_of(spec, norm, shapes, like)
         if state is None:
             sizes = (shapes.rows, shapes.heads, shapes.keys, shapes.values)
-            start = begin(spec, checks.weights_of(spec, weights, shapes, like), *sizes, like)
+            begun = functools.partial(begin, spec, checks.weights_of(spec, weights, shapes, like), *sizes, like)
+            start = begun(linked=False)
         else:
             require(weights is None, "weights and state were both given: a state holds its weights, give one of them")
             start = checks.state_of(spec, state, shapes, like, form)
         call = Call(spec, q, key, v, shaped, gain, start)
         how = "torch" if form == "recurrent" else choose(call, size, backend, packed=cu_seqlens is not None)
+        if state is None and how != "triton" and isinstance(spec.retention, Dual):
+            # the kernels read through a link themselves
+            call = call._replace(state=begun(linked=True))
         if how == "fla" and torch.compiler.is_compiling():
             # compilers do not see into fla's kernels, and some lose named tuples on the way to them: they leave the call whole
             apart: Callable[..., tuple[Tensor, AnyState]] = torch.compiler.disable(memorize)  # type: ignore[no-untyped-call]

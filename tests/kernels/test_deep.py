@@ -289,7 +289,7 @@ def test_the_operators_pass_torchs_own_checks(name, monkeypatch):
     arguments = on_device(tame(spec, B=1, T=5, H=1, K=16), torch.float32)
     memorize(spec, *arguments[:4], chunk_size=16, backend="triton", **arguments[4])
     values = pytree.tree_map_only(torch.Tensor, torch.Tensor.detach, given[0])
-    torch.library.opcheck(operator, values, test_utils=("test_schema", "test_faketensor"))
+    torch.library.opcheck(operator.library, values, test_utils=("test_schema", "test_faketensor"))
 
 
 @pytest.mark.parametrize("name", ["yaad", *CARRIED])

@@ -166,4 +166,4 @@ def test_the_operators_pass_torchs_own_checks(name, monkeypatch):
     y.sum().backward()
     for n, operator in operators.items():
         values = pytree.tree_map_only(torch.Tensor, torch.Tensor.detach, given[n])
-        torch.library.opcheck(operator, values, test_utils=("test_schema", "test_faketensor"))
+        torch.library.opcheck(operator.library, values, test_utils=("test_schema", "test_faketensor"))

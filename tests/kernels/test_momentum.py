@@ -81,4 +81,4 @@ def test_gates_at_their_ends(size):
 def test_the_operators_register_what_compilers_ask_for():
     rows = Rows.of([9], 16, torch.device(DEVICE))
     log_alpha, mu = (-torch.rand(9, 2)).requires_grad_(), torch.rand(9, 2, requires_grad=True)
-    torch.library.opcheck(momentum_factors, (log_alpha, mu, *rows, 16))
+    torch.library.opcheck(momentum_factors.library, (log_alpha, mu, *rows.places, 16))

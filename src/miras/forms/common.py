@@ -13,15 +13,25 @@ from torch.utils import _pytree as pytree
 
 from ..algorithm import Descent, Newton, NonParametric
 from ..memory import Side
-from ..retention import L2
+from ..retention import L2, Dual
 from ..spec import Spec
 from ..types import AnyState, CacheState, Gates, Held, NewtonState, Norm, State, Weights
 
 
-def begin(spec: Spec, weights: Weights | None, rows: int, heads: int, keys: int, values: int, like: Tensor) -> AnyState:
+def begin(
+    spec: Spec,
+    weights: Weights | None,
+    rows: int,
+    heads: int,
+    keys: int,
+    values: int,
+    like: Tensor,
+    linked: bool = True,
+) -> AnyState:
     """The state before the first token: initial weights ``[H,...]`` or ``[B,H,...]``, zeros where none are given.
 
-    ``like`` has the device and the dtype that the memory works in.
+    ``like`` has the device and the dtype that the memory works in. Where the weights are not ``linked``, they are what
+    accumulates, for kernels that read through a link themselves.
     """
     if isinstance(spec.algorithm, NonParametric):
         lengths = torch.zeros(rows, dtype=torch.long, device=like.device)
@@ -35,7 +45,9 @@ def begin(spec: Spec, weights: Weights | None, rows: int, heads: int, keys: int,
     held = []
     for weight, shape in zip(given, shapes, strict=True):
         # rows that share their initial weights are started once
-        started = spec.retention.start(weight if weight.dim() == len(shape) else weight[None])
+        shared = weight if weight.dim() == len(shape) else weight[None]
+        bare = isinstance(spec.retention, Dual) and not linked
+        started = Held(shared, shared) if bare else spec.retention.start(shared)
         held.append(Held(*(part.expand(shape) for part in started)))
     anchor = tuple(h.accumulated for h in held) if spec.retention.anchored else ()
     momentum = tuple(torch.zeros_like(h.weight) for h in held) if spec.algorithm.remembers else ()

@@ -16,12 +16,21 @@ if TYPE_CHECKING:
 
 
 class Rows(NamedTuple):
-    """Where each sequence lies among all tokens, and which chunks are its own."""
+    """Where each sequence lies among all tokens, which chunks are its own, and where its outgoing state lies behind them.
+
+    ``places`` are what kernels ask for: all but the last.
+    """
 
     first: Tensor
     length: Tensor
     chunk: Tensor
     row: Tensor
+    end: Tensor
+
+    @property
+    def places(self) -> tuple[Tensor, ...]:
+        """Of sequences ``[R]`` the first token, the length and the first chunk; of chunks ``[N]`` the sequence."""
+        return self[:4]
 
     @classmethod
     def of(cls, lengths: list[int], size: int, device: torch.device) -> Rows:
@@ -40,13 +49,14 @@ class Rows(NamedTuple):
         counts = [-(-length // size) for length in lengths]
         if len(set(lengths)) == 1:
             # made where they are needed: a compiled call would copy them there every time
-            each = torch.arange(len(lengths), device=device)
-            return cls(
-                each * lengths[0], torch.full_like(each, lengths[0]), each * counts[0], each.repeat_interleave(counts[0])
-            )
+            each, length, count = torch.arange(len(lengths), device=device), lengths[0], counts[0]
+            own = (each * length, torch.full_like(each, length), each * count, each.repeat_interleave(count))
+            return cls(*own, each * (count + 1) + count)
         first, starts = ([0, *accumulate(x)][:-1] for x in (lengths, counts))
         row = [i for i, count in enumerate(counts) for _ in range(count)]
-        tensors = (torch.tensor(x, dtype=torch.int64).to(device, non_blocking=True) for x in (first, lengths, starts, row))
+        end = [i + start + count for i, (start, count) in enumerate(zip(starts, counts, strict=True))]
+        lists = (first, lengths, starts, row, end)
+        tensors = (torch.tensor(x, dtype=torch.int64).to(device, non_blocking=True) for x in lists)
         return cls(*tensors)
 
 

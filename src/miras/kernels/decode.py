@@ -24,6 +24,7 @@ from .biases import DEVICE, Fused, fused
 from .decode_kernels import finish, step
 from .decode_link import close
 from .launch import DOTS, INTERPRETED
+from .operators import operator
 
 # programs that fill a GPU; where rows and heads are fewer, hidden channels are shared out
 PROGRAMS, WIDEST = 128, 256
@@ -99,7 +100,7 @@ class Launch(NamedTuple):
         return self._replace(EB=half, NE=triton.cdiv(hidden, half))
 
 
-@torch.library.custom_op("miras::decode_step", mutates_args=())
+@operator("miras::decode_step")
 def decode_step(
     q: Tensor,
     k: Tensor,

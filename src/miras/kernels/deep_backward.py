@@ -58,7 +58,7 @@ class Pass:
         self.steps, self.decays, self.thresholds = strides(tokens.eta), strides(tokens.log_alpha), strides(tokens.delta)
         anchors = (weights.anchor1, weights.anchor2)
         self.anchors = rounded(anchors, q) if self.say.reads_resident else list(anchors)
-        self.dw1, self.dw2 = outer.w1.clone(), outer.w2.clone()
+        self.dw1, self.dw2 = _begun(outer.w1, outer.w2, weights.w1)
         self.dgain, self.dshift = torch.empty(2, 2 if lead is None else 3, chunks, heads, channels, device=q.device)
         # every sequence adds to its anchors
         self.dlead = None if lead is None else Lead(*(torch.zeros_like(x) for x in lead))
@@ -128,9 +128,8 @@ class Pass:
         )  # fmt: skip
         _join_states(self.move1, self.move2, self.rows, self.size, self.outer)
         if own.push1 is not None and own.push2 is not None:
-            end = _last(self.rows, self.size)
-            own.push1.index_copy_(0, end, self.outer.speed1.to(q.dtype))
-            own.push2.index_copy_(0, end, self.outer.speed2.to(q.dtype))
+            _put(own.push1, self.rows.end, self.outer.speed1)
+            _put(own.push2, self.rows.end, self.outer.speed2)
         arguments = (
             k, saved.late, saved.late_k, saved.kept, saved.u1, saved.late_u1, unit, pull, bend, inverse, mean, saved.starts1, *self.hiddens,
             self.du1, self.do, self.move1, self.move2, self.dw1, self.dw2,
@@ -245,17 +244,29 @@ def _momentum_room(q: Tensor, momentum: Momentum | None, saved: Saved, rows: Row
     factors = (momentum.kappa, momentum.sigma, momentum.grown, momentum.grown_end, momentum.grown_end, saved.o_speed, q, q)
     pushed = (saved.speeds1.shape[0] + rows.first.shape[0], *saved.speeds1.shape[1:])
     pushes = (q.new_empty(pushed) for _ in range(2))
-    return MomentumRoom(outer.speed1.clone(), outer.speed2.clone(), *(torch.empty_like(x) for x in factors), *pushes)
+    speeds = _begun(outer.speed1, outer.speed2, momentum.speed1)
+    return MomentumRoom(*speeds, *(torch.empty_like(x) for x in factors), *pushes)
+
+
+def _begun(outer1: Tensor, outer2: Tensor, like: Tensor) -> tuple[Tensor, Tensor]:
+    """The adjoints that the reverse scan goes on from: what arrived at a pair of states, or zeros."""
+    if outer1.numel() > 0:
+        return outer1.clone(), outer2.clone()
+    return torch.zeros_like(like), torch.zeros_like(like)
+
+
+def _put(chunks: Tensor, end: Tensor, state: Tensor) -> None:
+    """What arrived at the outgoing states, or zeros, in its place behind the chunks' own shares."""
+    if state.numel() > 0:
+        chunks.index_copy_(0, end, state.to(chunks.dtype))
+    else:
+        chunks.index_fill_(0, end, 0.0)
 
 
 def _join_states(move1: Tensor, move2: Tensor, rows: Rows, size: int, outer: Result) -> None:
     """What arrives at the outgoing weights, and at those an open chunk starts from, takes its place among the chunks' own shares."""
-    begun, end = (rows.length % size != 0)[:, None, None, None], _last(rows, size)
     for move, state, tail in ((move1, outer.w1, outer.tail1), (move2, outer.w2, outer.tail2)):
-        move.index_copy_(0, end, state.to(move.dtype))
-        move.index_add_(0, (end - 1).clamp_min(0), torch.where(begun, tail, 0.0).to(move.dtype))
-
-
-def _last(rows: Rows, size: int) -> Tensor:
-    """The place of each sequence's outgoing state, behind its chunks' own."""
-    return rows.chunk + (rows.length + size - 1) // size + torch.arange(rows.first.shape[0], device=rows.first.device)
+        _put(move, rows.end, state)
+        if tail.numel() > 0:
+            begun = (rows.length % size != 0)[:, None, None, None]
+            move.index_add_(0, (rows.end - 1).clamp_min(0), torch.where(begun, tail, 0.0).to(move.dtype))

@@ -24,6 +24,7 @@ from .deep_forward import empty_result, empty_saved, forward
 from .launch import INTERPRETED, arrived, given_back
 from .lead_tokens import lead_of
 from .momentum import factors
+from .operators import operator
 from .proven import Proven, unproven
 from .states import decays_linearly, gain_and_shift, held, laid_out, link_of, opened
 
@@ -79,7 +80,7 @@ def _momentum(given: list[Tensor]) -> Momentum | None:
     return Momentum(*given) if given else None
 
 
-@torch.library.custom_op("miras::deep_forward", mutates_args=())
+@operator("miras::deep_forward")
 def deep_forward(
     q: Tensor,
     k: Tensor,
@@ -95,10 +96,7 @@ def deep_forward(
     shift: Tensor,
     momentum: list[Tensor],
     log_anchors: list[Tensor],
-    first: Tensor,
-    length: Tensor,
-    chunk: Tensor,
-    row: Tensor,
+    rows: list[Tensor],
     size: int,
     bias: str,
     p: float,
@@ -110,20 +108,20 @@ def deep_forward(
     """y, the outgoing weights, the last open chunk's starting weights, the outgoing momentum, and what the backward pass needs."""
     tokens = Tokens(q, k, v, eta, log_alpha, delta)
     weights = Weights(w1, w2, anchor1, anchor2, gain, shift)
-    rows, link = Rows(first, length, chunk, row), Link(power, floor, mass1, mass2)
-    own = lead_of(tokens, log_anchors, rows, size) if link.mass1 > 0 else None
-    result, saved = forward(Given(tokens, weights, _momentum(momentum), own, rows, size, Fused(bias, p), link))
+    link, places = Link(power, floor, mass1, mass2), Rows(*rows)
+    own = lead_of(tokens, log_anchors, places, size) if link.mass1 > 0 else None
+    result, saved = forward(Given(tokens, weights, _momentum(momentum), own, places, size, Fused(bias, p), link))
     return [*result, *saved]
 
 
 @deep_forward.register_fake
 def _(q, k, v, eta, log_alpha, delta, *rest):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN002, ANN202
-    weights, momentum, row, size = Weights(*rest[:6]), rest[6], rest[11], rest[12]
-    saved = empty_saved(q, log_alpha, weights, row.shape[0], size, bool(momentum), Link(*rest[15:]))
+    weights, momentum, rows, size = Weights(*rest[:6]), rest[6], Rows(*rest[8]), rest[9]
+    saved = empty_saved(q, log_alpha, weights, rows.row.shape[0], size, bool(momentum), Link(*rest[12:]))
     return [*empty_result(q, weights, bool(momentum)), *saved]
 
 
-@torch.library.custom_op("miras::deep_backward", mutates_args=())
+@operator("miras::deep_backward")
 def deep_backward(
     q: Tensor,
     k: Tensor,
@@ -139,10 +137,7 @@ def deep_backward(
     shift: Tensor,
     momentum: list[Tensor],
     log_anchors: list[Tensor],
-    first: Tensor,
-    length: Tensor,
-    chunk: Tensor,
-    row: Tensor,
+    rows: list[Tensor],
     saved: list[Tensor],
     outer: list[Tensor],
     size: int,
@@ -159,9 +154,9 @@ def deep_backward(
     """
     tokens = Tokens(q, k, v, eta, log_alpha, delta)
     weights = Weights(w1, w2, anchor1, anchor2, gain, shift)
-    rows, link = Rows(first, length, chunk, row), Link(power, floor, mass1, mass2)
-    own = lead_of(tokens, log_anchors, rows, size) if link.mass1 > 0 else None
-    given = Given(tokens, weights, _momentum(momentum), own, rows, size, Fused(bias, p), link)
+    link, places = Link(power, floor, mass1, mass2), Rows(*rows)
+    own = lead_of(tokens, log_anchors, places, size) if link.mass1 > 0 else None
+    given = Given(tokens, weights, _momentum(momentum), own, places, size, Fused(bias, p), link)
     dtokens, dweights, dmomentum, dlead = backward(given, (saved[0], saved[1]), Saved(*saved[2:]), Result(*outer))
     own_gradients = given_back(q, (*dtokens, *dweights), (*tokens, *weights))
     return [*own_gradients, *(dmomentum or ()), *([] if dlead is None else dlead[-2:])]
@@ -173,25 +168,34 @@ def _(*given):  # type: ignore[no-untyped-def]  # noqa: ANN002, ANN202
 
 
 def _remember(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
-    own, momentum, log_anchors, rows, ctx.settings = inputs[:12], inputs[12], inputs[13], inputs[14:18], inputs[18:]
-    ctx.counts, ctx.results = (12, len(momentum), len(log_anchors), 4), [x.shape for x in output[:7]]
+    own, momentum, log_anchors, rows, ctx.settings = inputs[:12], inputs[12], inputs[13], inputs[14], inputs[15:]
+    ctx.counts = 12, len(momentum), len(log_anchors), len(rows)
     ctx.save_for_backward(*own, *momentum, *log_anchors, *rows, *output[1:3], *output[7:])
     # what is kept for the backward pass takes no gradient: zeros for it would be a gigabyte
     ctx.set_materialize_grads(False)
 
 
-def _backward(ctx: Any, grads_out: list[Tensor | None]) -> tuple[Tensor | list[Tensor] | None, ...]:
+def _backward(ctx: Any, grads_out: list[Tensor | None]) -> tuple[Tensor | list[Tensor] | list[None] | None, ...]:
     it = iter(ctx.saved_tensors)
     own, momentum, log_anchors, rows = (list(islice(it, count)) for count in ctx.counts)
     saved, split = list(it), 12 + len(momentum)
-    outer = arrived(grads_out[:7], (own[0], *[own[6]] * 6), ctx.results)
-    grads = deep_backward(*own, momentum, log_anchors, *rows, saved, outer, *ctx.settings)
+    outer = _outer(grads_out[:7], own[0], own[6], bool(momentum))
+    grads = deep_backward(*own, momentum, log_anchors, rows, saved, outer, *ctx.settings)
     return (
         *(None if x is None else grad for x, grad in zip(own, grads[:12], strict=True)),
         grads[12:split],
         grads[split:],
-        *[None] * 11,
+        [None] * len(rows),
+        *[None] * 7,
     )
+
+
+def _outer(gradients: list[Tensor | None], q: Tensor, weight: Tensor, moves: bool) -> list[Tensor]:
+    """The gradients of the results, zeros where nothing arrived; empty for all states where nothing arrived at any, as in most trainings."""
+    dy, *states = gradients
+    there: tuple[int, ...] = weight.shape if any(x is not None for x in states) else (0,)
+    made = arrived(states, [weight] * 6, [*[there] * 4, *[there if moves else (0,)] * 2])
+    return [torch.zeros_like(q) if dy is None else dy.contiguous(), *made]
 
 
 deep_forward.register_autograd(_backward, setup_context=_remember)
@@ -235,10 +239,15 @@ def run(
         momentum = [speed1.mT.contiguous(), speed2.contiguous(), *made]
     link = link_of(spec, q.shape[3], w2.shape[2])
     y, new1, new2, tail1, tail2, *rest = deep_forward(
-        *tokens, *states, momentum, log_anchors, *rows, size, bias.name, bias.p, *link
+        *tokens, *states, momentum, log_anchors, list(rows), size, bias.name, bias.p, *link
     )
     end, speed = (new1.mT, new2), (rest[0].mT, rest[1]) if momentum else ()
-    reached = State(end, end, anchor, speed)
-    if any(length % size for length in lengths):
+    reached, norms = State(end, end, anchor, speed), None
+    begun = any(length % size for length in lengths)
+    if link.q > 0 and not torch.compiler.is_compiling():
+        # a link holds the norm that a chunk started with: that of the last state, or of the open chunk's start
+        slots = rows.end - (rows.length % size > 0).long() if begun else rows.end
+        norms = Saved(*rest[2:]).norms.detach()[slots]
+    if begun:
         reached = opened(rows, reached, (tail1.mT, tail2), tokens[4], size, lengths, led=isinstance(spec.retention, KL))
-    return y.reshape(q.shape), held(spec, reached, state.anchor)
+    return y.reshape(q.shape), held(spec, reached, state.anchor, norms)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import os
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -138,10 +139,10 @@ def in_width(gradient: Tensor | None, gate: Tensor | None) -> Tensor | None:
     return gradient if gate.shape[2] > 1 else gradient.sum(2, keepdim=True)
 
 
-def arrived(gradients: list[Tensor | None], like: tuple[Tensor, ...], shapes: list[torch.Size]) -> list[Tensor]:
+def arrived(gradients: Sequence[Tensor | None], like: Sequence[Tensor], shapes: Sequence[Sequence[int]]) -> list[Tensor]:
     """The gradients of an operator's results, zeros where nothing arrived."""
     pairs = zip(gradients, like, shapes, strict=True)
-    return [x.new_zeros(shape) if g is None else g.contiguous() for g, x, shape in pairs]
+    return [x.new_zeros(tuple(shape)) if g is None else g.contiguous() for g, x, shape in pairs]
 
 
 def given_back(q: Tensor, gradients: tuple[Tensor | None, ...], inputs: tuple[Tensor | None, ...]) -> list[Tensor]:

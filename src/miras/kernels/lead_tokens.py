@@ -64,7 +64,7 @@ def lead_of(tokens: Tokens, log_anchors: list[Tensor], rows: Rows, size: int) ->
     shape = (len(rows.row), *k.shape[1:])
     own = [torch.empty(0 if x is None else shape, device=k.device) for x in (k, v, eta, log_alpha, delta)]
     gather[(shape[0] * shape[1],)](
-        k, v, eta, log_alpha, delta, *own, *rows, *strides(eta), *strides(log_alpha), *strides(delta),
+        k, v, eta, log_alpha, delta, *own, *rows.places, *strides(eta), *strides(log_alpha), *strides(delta),
         *shape[1:], C=size, DP=triton.next_power_of_2(shape[2]), HAS_DELTA=delta is not None, num_warps=1,
     )  # fmt: skip
     return Lead(*own, *log_anchors)
@@ -74,6 +74,6 @@ def joined(gradients: tuple[Tensor | None, ...], own: Lead, rows: Rows, size: in
     """Those of k, v, eta, log alpha and delta ``[T,H,D]`` take in what arrives at the own steps."""
     number, heads, channels = own.k.shape
     scatter[(number * heads,)](
-        *gradients, *own[:5], *rows, heads, channels,
+        *gradients, *own[:5], *rows.places, heads, channels,
         C=size, DP=triton.next_power_of_2(channels), HAS_DELTA=gradients[-1] is not None, num_warps=1,
     )  # fmt: skip

@@ -5,6 +5,7 @@ R sequences, B batch, T time, H heads, D channels, N chunks
 
 from __future__ import annotations
 
+from itertools import islice
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from .arguments import Rows, Tokens
 from .biases import Fused, fused
 from .launch import arrived, given_back
 from .linear_passes import Result, Saved, Weight, backward, empty_result, empty_saved, forward
+from .operators import operator
 from .proven import Proven, unproven
 from .states import decays_linearly, gain_and_shift, laid_out, opened
 
@@ -30,6 +32,7 @@ PROVEN: Proven = {
 
 # q, k, v, eta, log_alpha, delta, then W', its anchor, gain and shift
 TOKENS, OWN, RESULTS = len(Tokens._fields), len(Tokens._fields) + len(Weight._fields), len(Result._fields)
+ROWS = len(Rows._fields)
 
 
 def why_not(spec: Spec, device: torch.device, dtype: torch.dtype, channels: int, size: int) -> str | None:
@@ -47,7 +50,7 @@ def why_not(spec: Spec, device: torch.device, dtype: torch.dtype, channels: int,
     return unproven(PROVEN, device, dtype, channels, size)
 
 
-@torch.library.custom_op("miras::linear_forward", mutates_args=())
+@operator("miras::linear_forward")
 def linear_forward(
     q: Tensor,
     k: Tensor,
@@ -59,27 +62,24 @@ def linear_forward(
     anchor: Tensor | None,
     gain: Tensor,
     shift: Tensor,
-    first: Tensor,
-    length: Tensor,
-    chunk: Tensor,
-    row: Tensor,
+    rows: list[Tensor],
     size: int,
     bias: str,
     p: float,
 ) -> list[Tensor]:
     """y, the outgoing weight, the last open chunk's starting weight, and what the backward pass needs."""
     tokens, weight = Tokens(q, k, v, eta, log_alpha, delta), Weight(w, anchor, gain, shift)
-    result, saved = forward(tokens, weight, Rows(first, length, chunk, row), size, Fused(bias, p))
+    result, saved = forward(tokens, weight, Rows(*rows), size, Fused(bias, p))
     return [*result, *saved]
 
 
 @linear_forward.register_fake
 def _(*given):  # type: ignore[no-untyped-def]  # noqa: ANN002, ANN202
-    q, log_alpha, w, row = given[0], given[4], given[TOKENS], given[OWN + 3]
-    return [*empty_result(q, w), *empty_saved(q, row.shape[0], log_alpha is not None)]
+    q, log_alpha, w, rows = given[0], given[4], given[TOKENS], Rows(*given[OWN])
+    return [*empty_result(q, w), *empty_saved(q, rows.row.shape[0], log_alpha is not None)]
 
 
-@torch.library.custom_op("miras::linear_backward", mutates_args=())
+@operator("miras::linear_backward")
 def linear_backward(
     q: Tensor,
     k: Tensor,
@@ -91,10 +91,7 @@ def linear_backward(
     anchor: Tensor | None,
     gain: Tensor,
     shift: Tensor,
-    first: Tensor,
-    length: Tensor,
-    chunk: Tensor,
-    row: Tensor,
+    rows: list[Tensor],
     saved: list[Tensor],
     outer: list[Tensor],
     size: int,
@@ -103,8 +100,7 @@ def linear_backward(
 ) -> list[Tensor]:
     """The gradients of all that can have one, in the order of ``linear_forward``; empty where an argument was None."""
     tokens, weight = Tokens(q, k, v, eta, log_alpha, delta), Weight(w, anchor, gain, shift)
-    rows = Rows(first, length, chunk, row)
-    dtokens, dweight = backward(tokens, weight, rows, size, Fused(bias, p), Saved(*saved), Result(*outer))
+    dtokens, dweight = backward(tokens, weight, Rows(*rows), size, Fused(bias, p), Saved(*saved), Result(*outer))
     return given_back(q, (*dtokens, *dweight), (*tokens, *weight))
 
 
@@ -114,17 +110,18 @@ def _(*given):  # type: ignore[no-untyped-def]  # noqa: ANN002, ANN202
 
 
 def _remember(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
-    ctx.settings, ctx.shapes = inputs[OWN + 4 :], [x.shape for x in output[:RESULTS]]
-    ctx.save_for_backward(*inputs[: OWN + 4], *output[RESULTS:])
+    ctx.settings, ctx.shapes = inputs[OWN + 1 :], [x.shape for x in output[:RESULTS]]
+    ctx.save_for_backward(*inputs[:OWN], *inputs[OWN], *output[RESULTS:])
     # what is kept for the backward pass takes no gradient
     ctx.set_materialize_grads(False)
 
 
-def _backward(ctx: Any, grads_out: list[Tensor | None]) -> tuple[Tensor | None, ...]:
-    own, rows, saved = ctx.saved_tensors[:OWN], ctx.saved_tensors[OWN : OWN + 4], ctx.saved_tensors[OWN + 4 :]
+def _backward(ctx: Any, grads_out: list[Tensor | None]) -> tuple[Tensor | list[None] | None, ...]:
+    it = iter(ctx.saved_tensors)
+    own, rows, saved = list(islice(it, OWN)), list(islice(it, ROWS)), list(it)
     outer = arrived(grads_out[:RESULTS], (own[0], own[TOKENS], own[TOKENS]), ctx.shapes)
-    grads = linear_backward(*own, *rows, list(saved), outer, *ctx.settings)
-    return (*(None if x is None else grad for x, grad in zip(own, grads, strict=True)), *[None] * 7)
+    grads = linear_backward(*own, rows, saved, outer, *ctx.settings)
+    return (*(None if x is None else grad for x, grad in zip(own, grads, strict=True)), [None] * ROWS, *[None] * 3)
 
 
 linear_forward.register_autograd(_backward, setup_context=_remember)
@@ -150,7 +147,7 @@ def run(
     rows = Rows.of(lengths, size, q.device)
     tokens = laid_out(q, k, v, gates)
     weight = [None if x is None else x.mT.contiguous() for x in (state.accumulated[0], *(state.anchor or (None,)))]
-    y, end, tail, *_ = linear_forward(*tokens, *weight, *gain_and_shift(norm, q), *rows, size, bias.name, bias.p)
+    y, end, tail, *_ = linear_forward(*tokens, *weight, *gain_and_shift(norm, q), list(rows), size, bias.name, bias.p)
     reached = State((end.mT,), (end.mT,), state.anchor, ())
     if any(length % size for length in lengths):
         reached = opened(rows, reached, (tail.mT,), tokens[4], size, lengths)

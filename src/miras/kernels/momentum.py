@@ -36,6 +36,7 @@ from torch import Tensor
 
 from .arguments import Rows
 from .launch import INTERPRETED
+from .operators import operator
 from .tiles import chunk_and_head, power, stretch
 
 # the hardware's own exponential, which is as good as float32
@@ -161,7 +162,7 @@ def backward_kernel(
         tl.store(dlog_ptr + own + i * H, dlog, mask=i < count)
 
 
-@torch.library.custom_op("miras::momentum_factors", mutates_args=())
+@operator("miras::momentum_factors")
 def momentum_factors(
     log_alpha: Tensor | None, mu: Tensor, first: Tensor, length: Tensor, chunk: Tensor, row: Tensor, size: int
 ) -> list[Tensor]:
@@ -184,7 +185,7 @@ def _(log_alpha, mu, first, length, chunk, row, size):
     return _room(mu, row, size)
 
 
-@torch.library.custom_op("miras::momentum_factors_backward", mutates_args=())
+@operator("miras::momentum_factors_backward")
 def momentum_factors_backward(
     log_alpha: Tensor | None,
     mu: Tensor,
@@ -228,5 +229,5 @@ momentum_factors.register_autograd(_backward, setup_context=_remember)
 def factors(rows: Rows, size: int, log_alpha: Tensor | None, mu: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """kappa, sigma and both products of gates ``[T,H,1]``; every token is in a chunk of its own sequence."""
     decays = None if log_alpha is None else log_alpha[..., 0].contiguous()
-    kappa, sigma, grown, grown_end = momentum_factors(decays, mu[..., 0].contiguous(), *rows, size)
+    kappa, sigma, grown, grown_end = momentum_factors(decays, mu[..., 0].contiguous(), *rows.places, size)
     return kappa, sigma, grown, grown_end

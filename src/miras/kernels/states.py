@@ -5,12 +5,14 @@ R sequences, T tokens of all of them, N chunks, H heads, D channels
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from ..retention import KL, L2, Keep, Lq, Retention
 from ..retention.base import decay
-from ..retention.lq import lq_norm
+from ..retention.lq import lq_norm, signed_power
 from ..spec import Spec
 from ..types import Gates, Norm, Progress, State
 from .arguments import Link, Rows
@@ -45,13 +47,35 @@ def link_of(spec: Spec, channels: int, hidden: int) -> Link:
     return Link(kept.q, kept.floor) if isinstance(kept, Lq) else Link()
 
 
-def held(spec: Spec, reached: State, anchor: tuple[Tensor, ...]) -> State:
-    """A state of what the kernels accumulate, as the retention holds it: read through its link, or as a logarithm."""
+class Known(torch.autograd.Function):
+    """max(||A||_q, floor) that a kernel left ``[R,H,1,1]``, as a function of A: dnorm/dA = sign(A) (|A| / norm)^(q-1)."""
+
+    @staticmethod
+    def forward(ctx: Any, a: Tensor, norm: Tensor, q: float, floor: float) -> Tensor:
+        ctx.q, ctx.floor = q, floor
+        ctx.save_for_backward(a, norm)
+        return norm.clone()
+
+    @staticmethod
+    def backward(ctx: Any, outer: Tensor) -> tuple[Tensor | None, ...]:
+        a, norm = ctx.saved_tensors
+        return torch.where(norm > ctx.floor, outer, 0.0) * signed_power(a / norm, ctx.q - 1), None, None, None
+
+
+def held(spec: Spec, reached: State, anchor: tuple[Tensor, ...], norms: Tensor | None) -> State:
+    """A state of what the kernels accumulate, as the retention holds it: read through its link, or as a logarithm.
+
+    ``norms`` ``[R,H,2]`` are those that a link holds, of what each row's chunk started with; None where they are to be made again.
+    """
     kept, weights, chunk = spec.retention, reached.weights, reached.chunk
     assert isinstance(weights, tuple)
     if isinstance(kept, Lq):
-        # a link holds the norm that a chunk started with
-        scales = [lq_norm(a, kept.q, kept.floor) ** (2 - kept.q) for a in reached.accumulated]
+        if norms is None:
+            sizes = [lq_norm(a, kept.q, kept.floor) for a in reached.accumulated]
+        else:
+            each = zip(reached.accumulated, norms[..., None, None].unbind(2), strict=True)
+            sizes = [Known.apply(a, norm, kept.q, kept.floor) for a, norm in each]  # type: ignore[no-untyped-call]
+        scales = [size ** (2 - kept.q) for size in sizes]
         weights = tuple(w * scale for w, scale in zip(weights, scales, strict=True))
         if chunk is not None:
             chunk = chunk._replace(start=tuple(w * scale for w, scale in zip(chunk.start, scales, strict=True)))

@@ -66,9 +66,12 @@ def initial_weights(spec: Spec, repeats: int, dim: int, seed: int) -> Weights | 
 
 
 def unit_link(retention: Lq, accumulated: Tensor) -> float:
-    """The factor that gives link(A) a standard deviation of 1: the printed link scales as s^(3-q), the exact one as s."""
+    """The factor that gives link(A) a standard deviation of 1: the printed link scales as s^(3-q), the exact one as s.
+
+    At q = 3 the printed link has no scale to set.
+    """
     degree = 1.0 if retention.link == "exact" else 3.0 - retention.q
-    return float(retention.to_weight(accumulated[None]).std() ** (-1 / degree))
+    return float(retention.to_weight(accumulated[None]).std() ** (-1 / degree)) if degree else 1.0
 
 
 def unit_step(spec: Spec, weights: Weights | None) -> float:
