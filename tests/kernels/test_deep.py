@@ -13,6 +13,7 @@ from comparison import compared, continued, gradients, on_device, parts, read_as
 from devices import DEVICE, needs_gpu
 from inputs import cut_gates, draw, leaves, relative
 from miras import Spec, algorithm, bias, explain, memorize, memory, presets, retention
+from miras.kernels import arguments as taken
 from miras.kernels import biases, deep_op, launch
 from miras.memorize import kernels_refuse
 from miras.types import Gates, Rule, State
@@ -307,6 +308,20 @@ def test_it_compiles_without_graph_breaks(name):
         made = {"y": y} | parts(state)
         results.append(made | gradients(made, leaves(*arguments)))
     same(results[1], results[0], 1e-6)
+
+
+def test_inference_mode_leaves_nothing_that_a_training_cannot_keep():
+    """Where sequences lie is made once for all calls of their lengths, the first of which may be one of inference."""
+    spec, arguments = SPECS["yaad"], on_device(tame(SPECS["yaad"], B=1, T=23, H=1, K=16), torch.float32)
+
+    def call():
+        return memorize(spec, *arguments[:4], chunk_size=16, backend="triton", **arguments[4])[0]
+
+    taken.KNOWN.clear()
+    with torch.inference_mode():
+        read = call()
+    y = call()
+    assert torch.equal(y, read) and all(x.isfinite().all() for x in gradients({"y": y}, leaves(*arguments)).values())
 
 
 @pytest.mark.parametrize("name", ["yaad", "memora anchored"])

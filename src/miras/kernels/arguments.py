@@ -41,7 +41,9 @@ class Rows(NamedTuple):
         if key not in KNOWN:
             if len(KNOWN) == 64:
                 KNOWN.pop(next(iter(KNOWN)))
-            KNOWN[key] = cls._made(*key)
+            # what inference mode makes, no training can keep
+            with torch.inference_mode(False):
+                KNOWN[key] = cls._made(*key)
         return KNOWN[key]
 
     @classmethod
