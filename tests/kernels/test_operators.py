@@ -106,5 +106,5 @@ def test_what_has_no_derivative_is_refused_one():
     x = torch.randn(3, requires_grad=True)
     with torch.no_grad():
         assert torch.equal(doubled(x)[0], 2 * x)
-    with pytest.raises(RuntimeError, match="autograd|derivative|backward"):
+    with pytest.raises(RuntimeError, match="no autograd formula was registered"):
         doubled(x)[0].sum().backward()
