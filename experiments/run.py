@@ -10,15 +10,18 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 HERE = Path(__file__).resolve().parent
 # a worker that has met an error is started again, since it wrote down which run it was, but not for ever
 TRIES = 20
+# how a worker ends that was told to stop
+STOPPED = {sign * number + add for number in (signal.SIGINT, signal.SIGTERM) for sign, add in ((1, 128), (-1, 0))}
 
 
 def arguments() -> argparse.Namespace:
@@ -44,7 +47,11 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--keep", action="store_true", help="add results of --out and --copy to those that are kept, and end")
     parser.add_argument("--probe", action="store_true", help="a few steps of each model, to know its pace, and no more")
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
-    return parser.parse_args()
+    parser.add_argument("--since", help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.tiny and given.keep:
+        parser.error("results of a rehearsal are not kept: give --keep without --tiny")
+    return given
 
 
 def worker(given: argparse.Namespace) -> None:
@@ -70,6 +77,7 @@ def worker(given: argparse.Namespace) -> None:
         commit=given.commit,
         again=given.again,
         probe=given.probe,
+        **({"since": given.since} if given.since else {}),
     )
     if given.keep:
         keep(plan, bench)
@@ -79,7 +87,7 @@ def worker(given: argparse.Namespace) -> None:
         found = results.rows(*bench.files(plan))
         for run in (run for run in plan.runs if chosen(run, given.only)):
             ready = with_rate(plan, run, bench)
-            said = f"waits for {run.rate}" if ready is None else why_not(ready, found, bench) or "to do"
+            said = ready if isinstance(ready, str) else why_not(ready, found, bench) or "to do"
             print(f"{run.name:50} {said}")
     else:
         for said in work_through(plan, bench, given.only):
@@ -128,13 +136,20 @@ def main() -> None:
     from miras.lab.sharing import shared_gpu
 
     with shared_gpu(given.side_by_side):
-        lead(given)
+        sys.exit(lead(given))
 
 
-def lead(given: argparse.Namespace) -> None:
-    """Start the workers, and those that have ended by an error again."""
+def stop(number: int, frame: object) -> NoReturn:
+    """End by a signal as by an error, so that nothing is left running."""
+    raise SystemExit(128 + number)
+
+
+def lead(given: argparse.Namespace) -> int:
+    """Start the workers, and those that have ended by an error again; 1 where one had, else 0."""
+    from miras.train.run import now
+
     began = time.monotonic()
-    command = [sys.executable, __file__, *sys.argv[1:], "--worker"]
+    command = [sys.executable, __file__, *sys.argv[1:], "--worker", f"--since={now()}"]
     environment = {**os.environ, "PYTHONUNBUFFERED": "1", "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
 
     def started() -> subprocess.Popen[bytes]:
@@ -142,18 +157,27 @@ def lead(given: argparse.Namespace) -> None:
         limits = [f"--{name}={value - spent}" for name, value in (("seconds", given.seconds), ("lease", given.lease)) if value]
         return subprocess.Popen([*command, *limits], env=environment)
 
+    signal.signal(signal.SIGTERM, stop)
     workers = [started() for _ in range(given.side_by_side)]
-    tries = TRIES
-    while workers:
-        for place, process in enumerate(workers):
-            if process.poll() is None:
-                continue
-            del workers[place]
-            if process.returncode != 0 and tries:
-                tries -= 1
-                workers.append(started())
-            break
-        time.sleep(0.2)
+    tries, failed = TRIES, False
+    try:
+        while workers:
+            for process in [process for process in workers if process.poll() is not None]:
+                workers.remove(process)
+                if process.returncode in STOPPED:
+                    return 128 + abs(process.returncode) % 128
+                failed |= process.returncode != 0
+                if process.returncode != 0 and tries:
+                    tries -= 1
+                    workers.append(started())
+            time.sleep(0.2)
+    finally:
+        # a training that is told so saves and ends
+        for process in workers:
+            process.terminate()
+        for process in workers:
+            process.wait()
+    return int(failed)
 
 
 if __name__ == "__main__":

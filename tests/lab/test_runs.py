@@ -215,6 +215,90 @@ def test_an_error_is_written_down_and_passed_over(place, monkeypatch):
     assert work_through(plan, bench(place, out, again=True), only="long") == []
 
 
+def test_what_fails_is_tried_once_a_call(place, monkeypatch):
+    """Also by a worker that was started again, which knows when the call began."""
+    plan, out, tried = load(place / "words"), "again", []
+
+    def broken(config, resume):
+        tried.append(config)
+        raise RuntimeError("still on fire")
+
+    monkeypatch.setattr(runs, "train_run", broken)
+    here = bench(place, out, again=True, since="2020-01-01T00:00:00+00:00")
+    with pytest.raises(RuntimeError):
+        work_through(plan, here, only="long")
+    assert work_through(plan, here, only="long") == ["long-yaad-s0 failed: RuntimeError: still on fire"] and len(tried) == 1
+
+
+def test_what_was_begun_otherwise_is_set_aside(place, monkeypatch):
+    plan, out = load(place / "words"), "stale"
+    folder = place / out / "words" / "long-yaad-s0"
+    folder.mkdir(parents=True)
+
+    def refused(config, resume):
+        raise ValueError("begun with another text")
+
+    monkeypatch.setattr(runs, "train_run", refused)
+    with pytest.raises(ValueError, match="another text"):
+        work_through(plan, bench(place, out), only="long")
+    assert not folder.exists() and len(list(folder.parent.glob("long-yaad-s0-aside-*"))) == 1
+    monkeypatch.undo()
+    assert work_through(plan, bench(place, out, again=True, since="9999"), only="long") == []
+
+
+def test_a_model_without_a_rate_stands_in_nobodys_way(done, place):
+    """All of its short runs diverged: its long one says so, and the others are gone on with."""
+    plan, out = load(place / "words"), "rateless"
+    path = place / out / "words" / "results.jsonl"
+    for row in done[2]:
+        if row["stage"] == "grid":
+            results.add(path, row | {"status": "diverged"})
+    said = work_through(plan, bench(place, out), only="main,long")
+    assert said == ["main-gla-s0 has no learning rate: every run of grid for gla diverged or failed"]
+    assert [row["run"] for row in results.rows(path)][2:] == ["long-yaad-s0"]
+
+
+def test_a_signal_ends_the_call_and_not_only_the_run(place, monkeypatch):
+    plan, out, real = load(place / "words"), "signalled", loop.one_step
+
+    def told(*given):
+        os.kill(os.getpid(), signal.SIGTERM)
+        return real(*given)
+
+    monkeypatch.setattr(loop, "one_step", told)
+    with pytest.raises(SystemExit) as ended:
+        work_through(plan, bench(place, out), only="grid")
+    assert ended.value.code == 128 + signal.SIGTERM and not (place / out / "words" / "results.jsonl").exists()
+    monkeypatch.undo()
+    assert work_through(plan, bench(place, out), only="grid") == []
+
+
+def test_what_was_read_is_not_read_again(done, place, monkeypatch):
+    """A call that ends between two reads leaves the first."""
+    plan, out, real, asked = load(place / "words"), "reading", runs.read_of, []
+
+    def counted(loaded, wanted, *given):
+        asked.append(str(wanted))
+        if len(asked) == 2:
+            raise KeyboardInterrupt
+        return real(loaded, wanted, *given)
+
+    monkeypatch.setattr(runs, "read_of", counted)
+    path = place / out / "words" / "results.jsonl"
+    for row in done[2]:
+        if row["stage"] == "grid":
+            results.add(path, row)
+    with pytest.raises(KeyboardInterrupt):
+        work_through(plan, bench(place, out), only="main")
+    assert work_through(plan, bench(place, out), only="main") == []
+    row = results.rows(path)[-1]
+    wanted = [str(read) for read in next(run for run in plan.runs if run.stage == "main").reads]
+    assert [read["read"] for read in row["reads"]] == wanted and asked == [*wanted[:2], *wanted[1:]]
+    told = next(other for other in done[2] if other["stage"] == "main")["reads"]
+    alike = [{**read, "seconds": 0} for read in told] == [{**read, "seconds": 0} for read in row["reads"]]
+    assert alike
+
+
 def test_no_room_halves_the_micro_batch(place, monkeypatch):
     real, sizes = runs.train_run, []
 

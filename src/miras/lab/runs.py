@@ -19,6 +19,7 @@ from accelerate.state import AcceleratorState, GradientState, PartialState
 from ..hf.loading import load as load_model
 from ..train.command import train_run
 from ..train.metrics import Line
+from ..train.run import now
 from ..train.watch import Ending
 from ..types import require
 from . import results
@@ -32,7 +33,7 @@ MARGIN = 15.0
 PATIENCE = 2.0
 # a time in which nothing ends
 SHORTEST = 1e-3
-DONE = "is done"
+DONE, WAITS = "is done", "waits"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,7 +48,8 @@ class Bench:
         options: of every run, over those of the plan: where and how it is computed.
         copy: a second file for the results of this call.
         commit: of the code, where it lies without its history.
-        again: whether runs that failed or diverged are tried again.
+        again: whether runs that failed or diverged before ``since`` are tried again.
+        since: when the call began, as results say the time.
         probe: whether every model takes a few steps, to know its pace, and no more.
     """
 
@@ -59,6 +61,7 @@ class Bench:
     copy: Path | None = None
     commit: str | None = None
     again: bool = False
+    since: str = dataclasses.field(default_factory=now)
     probe: bool = False
     began: float = dataclasses.field(default_factory=time.monotonic)
 
@@ -92,8 +95,8 @@ def work_through(plan: Plan, bench: Bench, only: str = "") -> list[str]:
                 return [*said, "the time of this call is over"]
             found = results.rows(*bench.files(plan))
             ready = with_rate(plan, run, bench)
-            if ready is None:
-                said.append(f"{run.name} waits for the runs that choose its learning rate ({run.rate})")
+            if isinstance(ready, str):
+                said.append(f"{run.name} {ready}")
                 continue
             reason = why_not(ready, found, bench)
             if reason is not None:
@@ -107,7 +110,7 @@ def work_through(plan: Plan, bench: Bench, only: str = "") -> list[str]:
                 # another process may have ended it since the file was read
                 if why_not(ready, results.rows(*bench.files(plan)), bench) is None:
                     done += do(plan, ready, bench)
-        if not done and not (elsewhere and any("waits" in text for text in said)):
+        if not done and not (elsewhere and any(f" {WAITS} " in text for text in said)):
             return said
         if not done:
             time.sleep(PATIENCE)
@@ -118,8 +121,8 @@ def chosen(run: Run, only: str) -> bool:
     return run.name.startswith(tuple(only.split(",")))
 
 
-def with_rate(plan: Plan, run: Run, bench: Bench) -> Run | None:
-    """The run with its learning rate, where that is another stage's to choose; None while that is not known."""
+def with_rate(plan: Plan, run: Run, bench: Bench) -> Run | str:
+    """The run with its learning rate, where that is another stage's to choose; why it has none, as long as it has none."""
     if run.rate is None:
         return run
     experiment, _, stage = run.rate.rpartition("/")
@@ -130,9 +133,10 @@ def with_rate(plan: Plan, run: Run, bench: Bench) -> Run | None:
     require(bool(wanted), f"{run.name}: the stage {run.rate} has no runs of {run.rate_of} to choose a learning rate from")
     tried = [rows.get(each.key) for each in wanted]
     if any(row is None for row in tried):
-        return None
+        return f"{WAITS} for the runs that choose its learning rate ({run.rate})"
     finished = sorted((row for row in tried if row is not None and row["status"] == "finished"), key=valid_bits)
-    require(bool(finished), f"{run.name}: every run of {run.rate} for {run.rate_of} diverged or failed")
+    if not finished:
+        return f"has no learning rate: every run of {run.rate} for {run.rate_of} diverged or failed"
     return below_what_diverged(run, [row["options"]["optim.lr"] for row in finished], found)
 
 
@@ -159,7 +163,7 @@ def valid_bits(row: Line) -> float:
 def why_not(run: Run, found: list[Line], bench: Bench) -> str | None:
     """Why a run is not to be done now, or None."""
     row = results.settled(found).get(run.key)
-    if row is not None and (row["status"] == "finished" or not bench.again):
+    if row is not None and (row["status"] == "finished" or not bench.again or row.get("time", "") > bench.since):
         return DONE if row["status"] == "finished" else f"{row['status']}: {row.get('said', '')}"
     seconds = predicted(run, found, bench)
     if seconds is not None and seconds > bench.lease_left():
@@ -206,7 +210,9 @@ def do(plan: Plan, run: Run, bench: Bench) -> int:
     print(f"== {plan.experiment}: {run.name}", flush=True)
     try:
         ending, options = trained(plan, run, bench, folder)
-        if ending.reason in ("time", "signal"):
+        if ending.reason == "signal":
+            raise SystemExit(ending.code)
+        if ending.reason == "time":
             return 0
         line = of_run(run, folder, ending, options)
         if ending.reason == "finished":
@@ -243,6 +249,11 @@ def trained(plan: Plan, run: Run, bench: Bench, folder: Path) -> tuple[Ending, O
         timed = {name: value for name, value in limits.items() if value != float("inf")}
         try:
             return train_run(run.config({**options, **timed}), resume=True), options
+        except ValueError:
+            # what was begun with another text or plan would stand in the way of every other try
+            if folder.exists():
+                folder.rename(folder.with_name(f"{folder.name}-aside-{time.time_ns()}"))
+            raise
         except torch.OutOfMemoryError:
             whole = run.config(options)
             size = (whole.engine.micro_batch or whole.data.batch) // 2
@@ -269,16 +280,20 @@ def read(plan: Plan, run: Run, bench: Bench, folder: Path, seconds_a_token: floa
         return []
     loaded = load_model(folder / "model")
     loaded.model.to("cuda" if torch.cuda.is_available() and bench.options.get("engine.device") != "cpu" else "cpu").eval()
-    found = []
+    kept = folder / "reads.jsonl"
+    known = {row["read"]: row for row in results.rows(kept)}
     length = run.config({}).data.length
     for wanted in run.reads:
+        if str(wanted) in known:
+            continue
         if seconds_a_token * cost(wanted, bench.data, plan.data) > bench.left():
             print(f"== {run.name}: trained, to be read another time", flush=True)
             return None
         began = time.monotonic()
         row = read_of(loaded, wanted, bench.data, plan.data, length)
-        found.append({"read": str(wanted), **row, "seconds": time.monotonic() - began})
-    return found
+        results.add(kept, {"read": str(wanted), **row, "seconds": time.monotonic() - began})
+    known = {row["read"]: row for row in results.rows(kept)}
+    return [known[str(wanted)] for wanted in run.reads]
 
 
 def write(plan: Plan, bench: Bench, line: Line) -> None:

@@ -120,12 +120,17 @@ def provenance() -> dict[str, Any]:
     """Versions, git state, machine, time and command."""
     packages = ("torch", "triton", "fla-core", "miras-torch", "accelerate", "transformers", "tokenizers", "safetensors")
     return {
-        "time": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        "time": now(),
         "command": shlex.join(["miras", *sys.argv[1:]]),
         "versions": {"python": platform.python_version()} | {name: version_of(name) for name in packages},
         "git": git_state(),
         "machine": {"system": f"{platform.system()} {platform.machine()}", "cores": os.cpu_count(), "devices": devices()},
     }
+
+
+def now() -> str:
+    """The time, in seconds and everywhere the same."""
+    return datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
 
 
 def version_of(package: str) -> str | None:
