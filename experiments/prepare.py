@@ -1,4 +1,4 @@
-"""Make the texts and questions of the experiments ready: folders under ``data/``.
+"""Make the texts and questions of the experiments ready: folders under ``out/data/``.
 
     python experiments/prepare.py enwik8 --source FOLDER/enwik8.xz
     python experiments/prepare.py books --source FOLDER/books --tokenizer FOLDER/tokenizers/gpt2 --files 2

@@ -11,9 +11,7 @@ and one that turns out not to is given up. ``report.py`` beside this file makes 
 from __future__ import annotations
 
 import argparse
-import json
 import math
-import os
 import sys
 import time
 from pathlib import Path
@@ -22,6 +20,7 @@ from typing import Any
 import torch
 import yaml
 
+from miras.lab import results
 from miras.lab.crew import Crew, Report, attempt
 from miras.lab.plan import Result, contestant_of, identity, predicted, read_plan, read_results
 from miras.lab.provenance import device_name, provenance
@@ -101,10 +100,7 @@ class Writer:
             print(line + ("FAILED\n" if report.failed else "given up: ") + report.reason, flush=True)
             return
         result = report.result
-        with self.path.open("a") as file:
-            file.write(json.dumps({**result, **self.made}, allow_nan=False) + "\n")
-            file.flush()
-            os.fsync(file.fileno())
+        results.add(self.path, {**result, **self.made})
         read = "  ".join(f"{name} " + ("-" if value is None else f"{value:.3f}") for name, value in result["readings"].items())
         print(line + f"{read}  {result['steps_taken']} steps, {result['seconds']:.0f} s", flush=True)
 

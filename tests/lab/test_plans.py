@@ -139,7 +139,8 @@ def test_models_that_are_compared_train_alike(name):
 def test_the_enwik8_plan_has_what_it_is_for():
     plan = load(ROOT / "enwik8")
     nine = ["transformer", "gla", "deltanet", "gated_deltanet", "ttt_linear", "titans_lmm", "moneta", "yaad", "memora"]
-    assert [run.model for run in plan.of_stage("main")] == nine
+    assert [(run.model, run.seed) for run in plan.of_stage("main")] == [(name, seed) for seed in (0, 1) for name in nine]
+    assert plan.stages["main"] == "the nine models, each at its learning rate"
     assert [run.model for run in plan.of_stage("hybrids")] == ["moneta-h", "yaad-h", "memora-h"]
     config = plan.of_stage("main")[0].config({})
     assert config.data.length == 2048 and abs(config.steps * 32 * 2048 / 150e6 - 1) < 0.01

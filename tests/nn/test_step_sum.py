@@ -134,6 +134,15 @@ def test_a_deep_memory_shares_by_itself_unless_published_otherwise():
     assert [of(), of(bias=bias.Lp(p=4.0)), of(bias=bias.DotProduct()), of(memory=memory.Matrix())] == [1.0, 0.25, None, None]
 
 
+@pytest.mark.parametrize("p", [1.0, 1.5, 3.0, 4.0])
+def test_a_steeper_bias_takes_shorter_steps(p):
+    """A named model with another exponent and a combination without a name start, and share, by the same rule."""
+    named = presets.moneta(p=p)
+    for spec in (named, dataclasses.replace(named, name="")):
+        recipe = recipe_of(spec)
+        assert (recipe.gate("eta").start, recipe.step_sum) == (pytest.approx(0.09 / p), pytest.approx(1 / p))
+
+
 def test_a_recipe_without_steps_or_unit_keys_is_refused():
     yaad = recipe_of(presets.get("yaad"))
     with pytest.raises(ValueError, match="step_sum is that of a gate eta"):

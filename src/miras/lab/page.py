@@ -49,7 +49,8 @@ def page(plan: Plan, found: list[Line], pictures: list[Path]) -> str:
     parts = [
         f"# {plan.experiment.replace('_', ' ').capitalize()}",
         f"Made by `python experiments/report.py {plan.experiment}` from `{folder}/results.jsonl`; do not edit. The runs are "
-        f"those of `{folder}/plan.yaml`, the rules those of [experiments](../experiments.md).",
+        f"those of `{folder}/plan.yaml`, the rules those of [experiments](../experiments.md). Where a model has several seeds, "
+        "± is half the distance of the two that lie furthest apart.",
         f"The question: {plan.claim}" if plan.claim else "",
     ]
     for stage, why in plan.stages.items():

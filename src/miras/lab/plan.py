@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from ..types import require
+from . import results
 from .contestant import Contestant
 from .tasks import task_of
 from .trial import Precision, Trial
@@ -106,8 +107,8 @@ def identity(trial: dict[str, Any]) -> str:
 
 
 def read_results(paths: Iterable[Path]) -> list[Result]:
-    """The lines of all files that exist."""
-    return [json.loads(line) for path in paths if path.exists() for line in path.read_text().splitlines() if line.strip()]
+    """The lines of all files that exist; half a line, of a process that was killed, is none."""
+    return results.rows(*paths)
 
 
 def predicted(trial: Trial, results: Iterable[Result], device: str) -> float | None:

@@ -153,9 +153,18 @@ def load(folder: Path, *, tiny: bool = False) -> Plan:
         data=content["data"],
         runs=tuple(runs),
         folder=folder,
-        stages={stage["name"]: " ".join(stage.get("why", "").split()) for stage in content["stages"]},
+        stages=reasons(content["stages"]),
         tiny=tiny,
     )
+
+
+def reasons(stages: list[Options]) -> dict[str, str]:
+    """Why there is each stage; one that goes on with another later, with more seeds say, has its name and no reason."""
+    found: dict[str, str] = {}
+    for stage in stages:
+        why = " ".join(stage.get("why", "").split())
+        found[stage["name"]] = found.get(stage["name"]) or why
+    return found
 
 
 def of_stage(

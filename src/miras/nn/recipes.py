@@ -86,6 +86,8 @@ class Recipe:
 
 RANK = 32
 STEP = GateRecipe(name="eta", link="sigmoid", channelwise=True, rank=RANK, start=0.1)
+# what a step along a gradient p |e|^(p-1) starts with, times p: 0.03 for Moneta's p = 3
+STEEP_START = 0.09
 DECAY = GateRecipe(name="log_alpha", link="decay", channelwise=True, rank=RANK, start=1e-3)
 # weights that shrink take ever larger relative steps: at 1e-3 the gradients of a deep memory explode within 4096 tokens of text
 DEEP_DECAY = dataclasses.replace(DECAY, start=1e-4)
@@ -159,7 +161,7 @@ RECIPES: dict[str, Recipe] = {
     "ttt_mlp": TTT,
     "titans_lmm": Recipe(gates=(STEP, MOMENTUM, one_a_head(DEEP_DECAY)), step_sum=1.0),
     # the gradient 3 e^2 of its l3 bias is about three times that of l2, so its step starts at a third; a whole one is a third
-    "moneta": Recipe(gates=(dataclasses.replace(STEP, start=0.03), DEEP_DECAY), step_sum=1 / 3),
+    "moneta": Recipe(gates=(dataclasses.replace(STEP, start=STEEP_START / 3), DEEP_DECAY), step_sum=1 / 3),
     "yaad": Recipe(gates=(STEP, DEEP_DECAY, THRESHOLD), step_sum=1.0),
     "memora": Recipe(gates=(STEP, DEEP_DECAY), step_sum=1.0),
 }
@@ -175,19 +177,28 @@ def recipe_of(spec: Spec) -> Recipe:
     needs = [need for need in spec.gates if need.name != "kappa" and (need.required or base.gate(need.name))]
     gates = tuple(_fitting(base.gate(need.name) or _default(spec, need), need) for need in needs)
     recipe = dataclasses.replace(base, gates=tuple(_tame(spec, gate) for gate in gates))
-    return recipe if spec.name in RECIPES else dataclasses.replace(recipe, step_sum=_whole(spec, recipe))
+    shares = _descends(spec, recipe) if spec.name not in RECIPES else recipe.step_sum is not None
+    return dataclasses.replace(recipe, step_sum=1.0 / _steepness(spec) if shares else None)
 
 
-def _whole(spec: Spec, recipe: Recipe) -> float | None:
-    """One whole step of a deep memory where errors are 1, or None where steps are not taken towards a value."""
-    if recipe.gate("eta") is None or not isinstance(spec.memory, MLP) or isinstance(spec.bias, DotProduct):
-        return None
-    # the gradient of l_p is p |e|^(p-1), that of the others about e
-    return 1.0 / spec.bias.p if isinstance(spec.bias, Lp) else 1.0
+def _descends(spec: Spec, recipe: Recipe) -> bool:
+    """Whether a deep memory takes steps towards a value."""
+    return recipe.gate("eta") is not None and isinstance(spec.memory, MLP) and not isinstance(spec.bias, DotProduct)
+
+
+def _steepness(spec: Spec) -> float:
+    """The gradient of a bias where errors are 1: p for l_p, whose gradient is p |e|^(p-1), and about 1 for the others."""
+    return spec.bias.p if isinstance(spec.bias, Lp) else 1.0
 
 
 def _tame(spec: Spec, gate: GateRecipe) -> GateRecipe:
-    """A deep memory that is drawn back to its first weights does not shrink, and may forget from the start."""
+    """A gate that starts as its memory bears it.
+
+    Steps along a steeper gradient start shorter. A deep memory that is drawn back to its first weights does not shrink, and may
+    forget from the start.
+    """
+    if gate.name == "eta" and isinstance(spec.memory, MLP) and isinstance(spec.bias, Lp):
+        return dataclasses.replace(gate, start=STEEP_START / _steepness(spec))
     return dataclasses.replace(gate, start=DECAY.start) if gate.start == DEEP_DECAY.start and spec.retention.anchored else gate
 
 
