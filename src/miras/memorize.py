@@ -17,6 +17,7 @@ from torch.utils import _pytree as pytree
 
 from . import checks
 from .algorithm import NonParametric
+from .bias import Huber
 from .forms.chunk import chunk
 from .forms.common import as_tuple, begin, stacked
 from .forms.ragged import buckets, positions, unpacked, unpacked_gates
@@ -176,6 +177,11 @@ def decodes(call: Call) -> bool:
 def fused(call: Call, how: How, size: int, cu_seqlens: Tensor | None) -> tuple[Tensor, AnyState]:
     """A call by kernels, its tokens in their own dtype; its gates in float32, or, fused, in the dtype of the tokens."""
     kept = call.q.dtype if how == "triton" else torch.float32
+    bias = call.spec.bias
+    if isinstance(bias, Huber) and bias.delta is not None:
+        # kernels take every threshold as a gate
+        fixed = torch.full((), bias.delta, dtype=kept, device=call.q.device).expand(*call.q.shape[:3], 1)
+        call = call._replace(gates=call.gates._replace(delta=fixed))
     call = call._replace(gates=Gates(*(x if x is None or x.dtype == kept else x.to(torch.float32) for x in call.gates)))
     if how == "fla":
         from .kernels import matrix_run

@@ -28,6 +28,8 @@ SPECS = {
     "moneta anchored": presets.moneta(anchor=True, q=2.5),
     "memora": presets.memora(),
     "memora anchored": presets.memora(anchor=True, c=32.0),
+    "l_1": replace(presets.ttt_mlp(), bias=bias.L1(), name=""),
+    "fixed threshold": replace(presets.yaad(), bias=bias.Huber(delta=0.7), name=""),
     "l_p": Spec(
         memory=memory.MLP(), bias=bias.Lp(p=3), retention=retention.L2(at="previous"), algorithm=algorithm.GradientDescent()
     ),
@@ -253,6 +255,11 @@ def test_bf16_on_a_gpu_is_as_good_as_plain_torch_in_bf16(channels):
     for want, plain, fused in zip(found["exact"], found["torch"], found["triton"], strict=True):
         allowed = 3 * max((plain.double() - want).norm(), 2e-3 * want.norm())
         assert (fused.double() - want).norm() < allowed
+
+
+def test_the_librarys_own_biases_are_not_replaced():
+    with pytest.raises(ValueError, match="the library has a bias L2 of its own"):
+        biases.register("L2", log_cosh, log_cosh_slope)
 
 
 def test_explain_says_which_backend_a_gpu_gets():

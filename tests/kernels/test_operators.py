@@ -1,5 +1,7 @@
 """An operator called past torch's library gives what the library gives, and whoever has to see it does."""
 
+import contextlib
+
 import pytest
 import torch
 from torch import Tensor
@@ -108,3 +110,25 @@ def test_what_has_no_derivative_is_refused_one():
         assert torch.equal(doubled(x)[0], 2 * x)
     with pytest.raises(RuntimeError, match="no autograd formula was registered"):
         doubled(x)[0].sum().backward()
+
+
+class Elsewhere(Tensor):
+    """A tensor that says it lies on another GPU."""
+
+    device = torch.device("cuda", 1)
+
+
+def test_kernels_are_launched_on_the_gpu_of_their_tensors(monkeypatch):
+    """Triton launches on the current one, which is another where a model is spread over several."""
+    entered = []
+
+    @contextlib.contextmanager
+    def device(place):
+        entered.append(place)
+        yield
+
+    monkeypatch.setattr(torch.cuda, "device", device)
+    doubled.run(torch.ones(2).as_subclass(Elsewhere))
+    assert entered == [torch.device("cuda", 1)]
+    doubled.run(torch.ones(2))
+    assert len(entered) == 1

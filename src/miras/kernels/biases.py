@@ -22,7 +22,9 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
-from ..bias import Bias, Huber, Lp
+from ..bias import L1, Bias, Huber, Lp
+from ..bias.base import EPS, SHARPNESS
+from ..types import require
 
 
 @triton.jit
@@ -97,17 +99,22 @@ class Fused(NamedTuple):
     p: float
 
 
+# by the name of their class
 DEVICE = {
     "L2": Device(l2_gradient, l2_slope, no_slope),
     "Huber": Device(huber_gradient, huber_slope, huber_delta_slope),
     "Lp": Device(lp_gradient, lp_slope, no_slope),
+    # with p = 1 that of l_p
+    "L1": Device(lp_gradient, lp_slope, no_slope),
 }
+OWN = frozenset(DEVICE)
 
 
 def register(
     name: str, gradient: Callable[..., Any], slope: Callable[..., Any], delta_slope: Callable[..., Any] = no_slope
 ) -> None:
     """Fuse a coordinate-wise bias under its class's name: ``@triton.jit`` functions of (error, delta, p)."""
+    require(name not in OWN, f"the library has a bias {name} of its own: give yours another name")
     DEVICE[name] = Device(gradient, slope, delta_slope)
 
 
@@ -118,8 +125,8 @@ def fused(bias: Bias) -> Fused | str:
         return f"bias {bias.label} has no device function: register one with miras.kernels.biases.register"
     if isinstance(bias, Huber) and (bias.form != "coordinate" or bias.smooth):
         return f"{bias.label} is not coordinate-wise and exact; the kernels fuse Huber(form='coordinate', smooth=False)"
-    if isinstance(bias, Lp) and (not bias.smooth or bias.sharpness != 10.0 or bias.eps != 1e-6):
+    if isinstance(bias, Lp | L1) and (
+        not bias.smooth or bias.sharpness != SHARPNESS or (isinstance(bias, Lp) and bias.eps != EPS)
+    ):
         return f"{bias.label} has other constants than the kernels' smooth form"
-    if isinstance(bias, Huber) and bias.delta is not None:
-        return f"{bias.label} fixes delta; the kernels take it as a gate"
-    return Fused(name, bias.p if isinstance(bias, Lp) else 2.0)
+    return Fused(name, bias.p if isinstance(bias, Lp) else 1.0 if isinstance(bias, L1) else 2.0)

@@ -6,6 +6,7 @@ else gets the same functions called directly: the library takes longer over thir
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
@@ -25,8 +26,8 @@ class Operator:
     """A function of tensors, lists of tensors and settings that returns a list of tensors, registered in torch's library."""
 
     def __init__(self, name: str, run: Callable[..., Made]) -> None:
-        self.run = run
-        self.library: Any = torch.library.custom_op(name, run, mutates_args=())
+        self.run = _where_its_tensors_are(run)
+        self.library: Any = torch.library.custom_op(name, self.run, mutates_args=())
         self.remember: Remember | None = None
         self.backward: Backward | None = None
 
@@ -48,6 +49,20 @@ class Operator:
         if self.backward is None:  # the library refuses its derivative
             return self.library(*given)  # type: ignore[no-any-return]
         return list(Direct.apply(self, _counts(given), *_flat(given)))  # type: ignore[no-untyped-call]
+
+
+def _where_its_tensors_are(run: Callable[..., Made]) -> Callable[..., Made]:
+    """A function that launches on the GPU of its tensors: Triton would on the current one."""
+
+    @functools.wraps(run)
+    def there(*given: Any) -> Made:
+        place = next(x.device for x in given if isinstance(x, Tensor))
+        if place.type != "cuda":
+            return run(*given)
+        with torch.cuda.device(place):
+            return run(*given)
+
+    return there
 
 
 def operator(name: str) -> Callable[[Callable[..., Made]], Operator]:

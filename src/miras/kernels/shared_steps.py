@@ -21,11 +21,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from . import launch
 from .around import blocks, once, power_of_2, readable
 from .launch import INTERPRETED, products_of
 
 # tokens of a program: Triton's products of fewer rows are not to be relied upon everywhere (docs/kernels.md)
 BLOCK = 64
+# channels a head of the memories that share their steps on a GPU
+WIDTHS = (48, 64, 96, 128)
 
 
 @triton.jit
@@ -190,7 +193,14 @@ def shared_steps(k: Tensor, eta: Tensor, most: float, unit: float, width: int, l
 
 
 def takes(k: Tensor, eta: Tensor, width: int) -> bool:
-    """Whether the kernel shares such steps: keys of 16 bits on a GPU, where float32, three products for one, has no room; float32
-    in the interpreter, which has no products of 16 bits."""
-    fits = (k.dtype == torch.float32) == INTERPRETED
-    return fits and readable(k, eta) and width < BLOCK and max(k.shape[3], eta.shape[3]) <= 128
+    """Whether the kernel shares such steps.
+
+    On a GPU keys of bf16, one step a head or a channel, the widths that deep memories have, and Hopper: float32, three products
+    for one, has no room there, float16 loses small gradients, and other GPUs spill. In the interpreter, which has no products of
+    16 bits, float32.
+    """
+    fits = readable(k, eta) and width < BLOCK and max(k.shape[3], eta.shape[3]) <= 128
+    if INTERPRETED:
+        return fits and k.dtype == torch.float32
+    known = launch.CAPABILITY == launch.HOPPER and k.shape[3] in WIDTHS and eta.shape[3] in (1, k.shape[3])
+    return fits and known and k.dtype == torch.bfloat16

@@ -63,6 +63,10 @@ def shared(pairs: Recent, over: Sum, lead: int) -> Tensor:
         if shared_steps.takes(keys, steps, width):
             return shared_steps.shared_steps(keys, steps, *over, lead)
     with torch.autocast(keys.device.type, enabled=False):
+        if keys.shape[1] == lead + 1 and lead == width:
+            # one token, as in decoding: a sum instead of products of blocks
+            alike = (keys[:, -1:].to(steps.dtype) * keys).sum(-1, keepdim=True).square()
+            return steps[:, lead:] * (most / ((alike * steps).sum(1, keepdim=True) / unit).clamp_min(most))
         before = (0, 0, 0, 0, width - lead, 0)
         found = crowding(F.pad(keys.to(steps.dtype), before), F.pad(steps / unit, before), width)
     return steps[:, lead:] * (most / found.clamp_min(most))
@@ -86,7 +90,10 @@ def share(
         recent = Recent(*(x.new_zeros(len(places.lengths), width, *x.shape[2:]) for x in new))
     order, own, last = _line(places, width, per_token)
     seen = Recent(
-        *(x[order][None] for x in _joined(Recent(*(x.flatten(0, 1) for x in recent)), Recent(*(x[0] for x in new)), 0))
+        *(
+            x.index_select(0, order)[None]
+            for x in _joined(Recent(*(x.flatten(0, 1) for x in recent)), Recent(*(x[0] for x in new)), 0)
+        )
     )
     y = shared(seen, over, width)[:, own - width]
     return y.reshape(eta.shape), Recent(*(x[0, last] for x in seen))
