@@ -70,7 +70,6 @@ def compiled(self: JITFunction, key: str, *given: Any, **named: Any) -> Kernel:
 def as_on_hopper() -> None:
     """Have calls on a CPU take Hopper's kernels, and leave out checks that wait for their result there."""
     driver.set_active(Driver())
-    JITFunction._do_compile = compiled
     made = launch._options
     for module in (deep_forward, deep_backward):
         module.options = lambda q, *rest: made(q.dtype, q.shape[2], True, *rest)
@@ -78,9 +77,9 @@ def as_on_hopper() -> None:
     importlib.import_module("miras.memorize").kernels_refuse = lambda *given: None
 
 
-def call_of(preset: str) -> Callable[[], Tensor]:
+def call_of(preset: str, heads: int = H, channels: int = D, chunk: int = CHUNK, **options: bool) -> Callable[[], Tensor]:
     """A call with gradients for everything."""
-    spec, wide, single = getattr(presets, preset)(), (B, T, H, D), (B, T, H)
+    spec, wide, single = getattr(presets, preset)(**options), (B, T, heads, channels), (B, T, heads)
     wanted = {gate.name for gate in spec.gates}
     q, k, v = (torch.randn(wide, dtype=torch.bfloat16, requires_grad=True) for _ in range(3))
     made = {
@@ -91,8 +90,8 @@ def call_of(preset: str) -> Callable[[], Tensor]:
     }
     kinds = {name: torch.bfloat16 if gate.dim() == 4 else torch.float32 for name, gate in made.items()}
     gates = Gates(**{name: gate.to(kinds[name]).requires_grad_() for name, gate in made.items() if name in wanted})
-    weights = tuple(torch.randn(H, *shape, requires_grad=True) for shape in spec.memory.shapes(D, D))
-    return lambda: memorize(spec, q, k, v, gates, weights=weights, chunk_size=CHUNK, backend="triton")[0]
+    weights = tuple(torch.randn(heads, *shape, requires_grad=True) for shape in spec.memory.shapes(channels, channels))
+    return lambda: memorize(spec, q, k, v, gates, weights=weights, chunk_size=chunk, backend="triton")[0]
 
 
 def measured(preset: str) -> dict[str, float]:
@@ -121,6 +120,7 @@ def main() -> None:
     given = parser.parse_args()
     torch.set_num_threads(1)
     as_on_hopper()
+    JITFunction._do_compile = compiled
     direct = operators._seen
     rows: dict[str, dict[str, dict[str, float]]] = {}
     print(f"{'':12} {'past the library: forward, backward, no gradients':>52} {'through it':>28}   ms")

@@ -1,0 +1,150 @@
+"""Look at the machine code of a deep memory's kernels for Hopper, without a GPU: what ptxas spilled, and what it forgot to set.
+
+    python benchmarks/machine_code.py --heads 2,4,10,16 --out benchmarks/results/machine-code-sm90.json
+
+Under some versions ptxas leaves a uniform register unset that a matrix instruction then takes an address from: right in the
+interpreter, wrong or an illegal access on the GPU. Reads of uniform registers before any write, in the order of the program, show
+it; a value that nothing needs can be read so as well, so what is found is to be looked at. Heads and channels are constants of
+the kernels, so each number of heads has machine code of its own. The Triton that is installed compiles: take the GPU's version.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import re
+import subprocess
+import tempfile
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+import triton
+from launching import as_on_hopper, call_of
+from triton.runtime.jit import JITFunction
+
+from miras.lab.provenance import provenance
+
+CASES = {
+    **{name: (name, {}) for name in ("ttt_mlp", "yaad", "moneta", "memora", "titans_lmm")},
+    **{f"{name}, anchored": (name, {"anchor": True}) for name in ("yaad", "moneta", "memora", "titans_lmm")},
+}
+TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
+INSTRUCTION = re.compile(r"\s*/\*([0-9a-f]{4,})\*/\s+(?:@!?U?P\w+\s+)?(\S+)\s*(.*?);\s*$")
+
+
+class Unset(NamedTuple):
+    """An instruction that reads a uniform register which nothing before it writes."""
+
+    place: str
+    instruction: str
+    register: int
+
+
+def tool(name: str, *given: str | Path) -> str:
+    """What one of the CUDA tools beside Triton says."""
+    return subprocess.run([TOOLS / name, *given], capture_output=True, text=True, check=True).stdout
+
+
+def read_by(operation: str, arguments: list[str], place: int) -> list[int]:
+    """The uniform registers that one argument of an instruction reads: an address has two, a descriptor of a product four."""
+    argument = arguments[place]
+    found = []
+    for number in map(int, re.findall(r"UR(\d+)", argument)):
+        if "gdesc" in argument:
+            # where the left factor is in registers, the descriptor of the right one is the second half
+            half = operation.startswith("HGMMA") and not arguments[1].startswith("gdesc")
+            found += range(number + 2 if half else number, number + 4)
+        else:
+            pair = (
+                "desc[" in argument
+                or argument.endswith(".64")
+                or (operation.startswith("UIADD3") and operation.endswith(".64"))
+            )
+            found += range(number, number + 2 if pair else number + 1)
+    return found
+
+
+def unset(code: str) -> list[Unset]:
+    """Reads of uniform registers before any write to them, in the order of the program."""
+    written: set[int] = set()
+    found = []
+    for line in code.splitlines():
+        matched = INSTRUCTION.match(line)
+        if matched is None:
+            continue
+        place, operation, rest = matched.groups()
+        arguments = [argument.strip() for argument in rest.split(",")]
+        target = re.fullmatch(r"UR(\d+)", arguments[0])
+        for number in range(1 if target else 0, len(arguments)):
+            reads = read_by(operation, arguments, number)
+            found += [Unset(place, f"{operation} {rest}", register) for register in reads if register not in written]
+        if target:
+            first = int(target.group(1))
+            written |= {first, first + 1} if ".64" in operation or "WIDE" in operation else {first}
+    return found
+
+
+def looked_at(binary: bytes) -> dict[str, Any]:
+    """Registers and spilled bytes a thread, and what is read unset."""
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(binary)
+        file.flush()
+        usage = tool("cuobjdump", "-res-usage", file.name)
+        code = tool("nvdisasm", "-c", file.name)
+    numbers = {name: int(found.group(1)) for name in ("REG", "STACK") if (found := re.search(rf"{name}:(\d+)", usage))}
+    return {"registers": numbers.get("REG"), "stack": numbers.get("STACK"), "unset": [tuple(one) for one in unset(code)]}
+
+
+def compiling(found: dict[str, dict[str, Any]]) -> None:
+    """Have every launch compile its kernel, look at it once, and launch nothing."""
+    run = JITFunction.run
+    seen: set[str] = set()
+
+    def compiled(self: JITFunction, *given: Any, grid: Any = None, warmup: bool = False, **named: Any) -> Any:
+        kernel = run(self, *given, grid=(1,), warmup=True, **named)
+        if kernel.hash not in seen:
+            seen.add(kernel.hash)
+            found.setdefault(self.__name__, looked_at(kernel.asm["cubin"]))
+        return kernel
+
+    JITFunction.run = compiled
+
+
+def main() -> None:
+    """The command."""
+    numbers = lambda text: [int(number) for number in text.split(",")]  # noqa: E731
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--models", type=lambda text: text.split(","), default=list(CASES), help="of these, between commas")
+    parser.add_argument("--heads", type=numbers, default=[16], help="numbers of heads, between commas (default 16)")
+    parser.add_argument("--channels", type=numbers, default=[64], help="channels a head, between commas (default 64)")
+    parser.add_argument("--chunk", type=int, default=64)
+    parser.add_argument("--out", type=Path, help="a JSON file for what was found")
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    as_on_hopper()
+    found: dict[str, dict[str, Any]] = {}
+    compiling(found)
+    rows: dict[str, dict[str, Any]] = {}
+    for name, heads, channels in itertools.product(given.models, given.heads, given.channels):
+        found.clear()
+        preset, options = CASES[name]
+        call_of(preset, heads, channels, given.chunk, **options)().sum().backward()
+        rows[f"{name}, {heads} heads of {channels}"] = dict(found)
+        spilled = {kernel: own["stack"] for kernel, own in found.items() if own["stack"]}
+        flagged = {kernel: own["unset"] for kernel, own in found.items() if own["unset"]}
+        print(
+            f"{name}, {heads} heads of {channels}: {len(found)} kernels, stack {spilled or 'none'}, unset {flagged or 'none'}",
+            flush=True,
+        )
+    if given.out:
+        options = (
+            f"--heads {','.join(map(str, given.heads))} --channels {','.join(map(str, given.channels))} --chunk {given.chunk}"
+        )
+        made = provenance("triton") | {"command": f"python benchmarks/machine_code.py {options} --out {given.out}"}
+        given.out.write_text(json.dumps({"provenance": made, "kernels": rows}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
