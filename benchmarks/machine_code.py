@@ -3,9 +3,9 @@
     python benchmarks/machine_code.py --heads 2,4,10,16 --out benchmarks/results/machine-code-sm90.json
 
 Under some versions ptxas leaves a uniform register unset that a matrix instruction then takes an address from: right in the
-interpreter, wrong or an illegal access on the GPU. Reads of uniform registers before any write, in the order of the program, show
-it; a value that nothing needs can be read so as well, so what is found is to be looked at. Heads and channels are constants of
-the kernels, so each number of heads has machine code of its own. The Triton that is installed compiles: take the GPU's version.
+interpreter, wrong or an illegal access on the GPU. Reads of uniform registers before any write, in the order of the program,
+show it; a value that nothing needs can be read so as well, so what is found is to be looked at. Heads and channels are constants
+of the kernels, so each number of heads has machine code of its own. The Triton that is installed compiles: take the GPU's.
 """
 
 from __future__ import annotations
@@ -14,7 +14,9 @@ import argparse
 import itertools
 import json
 import re
+import shlex
 import subprocess
+import sys
 import tempfile
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -57,11 +59,8 @@ def read_by(operation: str, arguments: list[str], place: int) -> list[int]:
             half = operation.startswith("HGMMA") and not arguments[1].startswith("gdesc")
             found += range(number + 2 if half else number, number + 4)
         else:
-            pair = (
-                "desc[" in argument
-                or argument.endswith(".64")
-                or (operation.startswith("UIADD3") and operation.endswith(".64"))
-            )
+            wide = operation.startswith("UIADD3") and operation.endswith(".64")
+            pair = wide or "desc[" in argument or argument.endswith(".64")
             found += range(number, number + 2 if pair else number + 1)
     return found
 
@@ -132,17 +131,12 @@ def main() -> None:
         preset, options = CASES[name]
         call_of(preset, heads, channels, given.chunk, **options)().sum().backward()
         rows[f"{name}, {heads} heads of {channels}"] = dict(found)
-        spilled = {kernel: own["stack"] for kernel, own in found.items() if own["stack"]}
-        flagged = {kernel: own["unset"] for kernel, own in found.items() if own["unset"]}
-        print(
-            f"{name}, {heads} heads of {channels}: {len(found)} kernels, stack {spilled or 'none'}, unset {flagged or 'none'}",
-            flush=True,
-        )
+        for what in ("stack", "unset"):
+            said = {kernel: own[what] for kernel, own in found.items() if own[what]}
+            print(f"{name}, {heads} heads of {channels}: {len(found)} kernels, {what} {said or 'none'}", flush=True)
     if given.out:
-        options = (
-            f"--heads {','.join(map(str, given.heads))} --channels {','.join(map(str, given.channels))} --chunk {given.chunk}"
-        )
-        made = provenance("triton") | {"command": f"python benchmarks/machine_code.py {options} --out {given.out}"}
+        command = shlex.join(["python", "benchmarks/machine_code.py", *sys.argv[1:]])
+        made = provenance("triton") | {"command": command}
         given.out.write_text(json.dumps({"provenance": made, "kernels": rows}, indent=1) + "\n")
 
 
