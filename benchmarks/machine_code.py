@@ -4,8 +4,8 @@
 
 Under some versions ptxas leaves a uniform register unset that a matrix instruction then takes an address from: right in the
 interpreter, wrong or an illegal access on the GPU. Reads of uniform registers before any write, in the order of the program,
-show it; a value that nothing needs can be read so as well, so what is found is to be looked at. Heads and channels are constants
-of the kernels, so each number of heads has machine code of its own. The Triton that is installed compiles: take the GPU's.
+show it; a value that nothing needs can be read so as well, so what is found is to be looked at. Heads and channels are
+constants of the kernels, so each number of heads has machine code of its own. The Triton that is installed compiles: take the GPU's.
 """
 
 from __future__ import annotations
@@ -99,13 +99,13 @@ def looked_at(binary: bytes) -> dict[str, Any]:
 def compiling(found: dict[str, dict[str, Any]]) -> None:
     """Have every launch compile its kernel, look at it once, and launch nothing."""
     run = JITFunction.run
-    seen: set[str] = set()
+    known: dict[str, dict[str, Any]] = {}
 
     def compiled(self: JITFunction, *given: Any, grid: Any = None, warmup: bool = False, **named: Any) -> Any:
         kernel = run(self, *given, grid=(1,), warmup=True, **named)
-        if kernel.hash not in seen:
-            seen.add(kernel.hash)
-            found.setdefault(self.__name__, looked_at(kernel.asm["cubin"]))
+        if kernel.hash not in known:
+            known[kernel.hash] = looked_at(kernel.asm["cubin"])
+        found[self.__name__] = known[kernel.hash]
         return kernel
 
     JITFunction.run = compiled
