@@ -5,7 +5,8 @@
 Under some versions ptxas leaves a uniform register unset that a matrix instruction then takes an address from: right in the
 interpreter, wrong or an illegal access on the GPU. Reads of uniform registers before any write, in the order of the program,
 show it; a value that nothing needs can be read so as well, so what is found is to be looked at. Heads and channels are
-constants of the kernels, so each number of heads has machine code of its own. The Triton that is installed compiles: take the GPU's.
+constants of the kernels, so each number of heads has machine code of its own. The Triton that is installed compiles: take the
+GPU's.
 """
 
 from __future__ import annotations

@@ -153,7 +153,11 @@ def shared_steps(evidence: Evidence) -> Finding:
 def off_the_map(evidence: Evidence) -> Finding:
     """The best combination that the paper never ran."""
     bits = evidence.read("off_the_map/main", TEST)
-    others = {name: own for name, own in bits.items() if name not in ("yaad", "yaad-anchored", "gated_deltanet")}
+    others = {
+        name: own
+        for name, own in bits.items()
+        if name not in ("yaad", "yaad-anchored", "titans_lmm-anchored", "gated_deltanet")
+    }
     if not others or "yaad" not in bits:
         return Finding("open", "Not run yet.")
     best = BITS.best(others)
