@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import argparse
 import textwrap
+from collections import Counter
 from pathlib import Path
 
 from figures import curves, length_sections, noise_sections, overview, readings, save
 
-from miras.lab.plan import Result, read_results
-from miras.lab.summary import Entry, Section, sections
+from miras.lab.plan import Result, identity, read_plan, read_results
+from miras.lab.summary import Entry, Section, sections, title_of
 from miras.lab.tables import Table, markdown
 
 HERE = Path(__file__).resolve().parent
@@ -83,7 +84,23 @@ def wrapped(text: str) -> str:
     return textwrap.fill(" ".join(text.split()), 128)
 
 
-def page(results: list[Result], found: list[Section], pictures: dict[str, str], command: str) -> str:
+def missing(plan: Path, results: list[Result]) -> str:
+    """How many trials of a plan have no result, by task; those whose rate is yet to be chosen are not counted."""
+    done = {identity(result["trial"]) for result in results}
+    # a plan is worked off in one precision, on a graphics card bf16
+    cards = any(result["trial"]["precision"] == "bf16" for result in results)
+    own = read_plan(plan, "bf16" if cards else "float32", results)
+    left = Counter(title_of(trial.task) for trial in own if identity(trial.to_dict()) not in done)
+    if not left:
+        return f"Everything that `{plan.name}` asks for was run."
+    rows = [[task, str(number)] for task, number in left.items()]
+    said = (
+        f"Of {len(own)} trials of `{plan.name}`, less those whose rate is yet to be chosen, {sum(left.values())} were not run:"
+    )
+    return f"{said}\n\n{markdown(Table(['task', 'trials'], {'': rows}, numeric=True))}"
+
+
+def page(results: list[Result], found: list[Section], pictures: dict[str, str], command: str, plan: Path) -> str:
     """The page."""
     made = sorted(
         {f"commit {r['commit']}, {r['date']}, torch {r['versions']['torch']}, {r['device']}, `{r['command']}`" for r in results}
@@ -98,6 +115,8 @@ def page(results: list[Result], found: list[Section], pictures: dict[str, str], 
         wrapped(introduction),
         *(f"![{words}]({name}.png)" for name, words in pictures.items()),
         *map(text_of, found),
+        "## Not run",
+        missing(plan, results),
         "## Run with",
         "\n".join(f"- {line}" for line in made),
     ]
@@ -109,6 +128,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--results", type=Path, nargs="+", default=[HERE / "results.jsonl"], help="files of results")
     parser.add_argument("--name", default="recall", help="what the files are called (default recall)")
+    parser.add_argument("--plan", type=Path, default=HERE / "plans" / "laboratory.yaml", help="what was to be run")
     parser.add_argument("--docs", type=Path, default=ROOT / "docs" / "results", help="the folder for page and pictures")
     given = parser.parse_args()
     results = read_results(given.results)
@@ -125,9 +145,12 @@ def main() -> None:
     for name, (figure, _) in drawn.items():
         save(figure, given.docs / f"{given.name}_{name}")
     files = " ".join(f"experiments/recall/{path.name}" for path in given.results)
-    command = f"python experiments/recall/report.py --name {given.name} --results {files}"
+    plan = f" --plan experiments/recall/plans/{given.plan.name}" if given.plan != parser.get_default("plan") else ""
+    command = f"python experiments/recall/report.py --name {given.name} --results {files}{plan}"
     path = given.docs / f"{given.name}.md"
-    path.write_text(page(results, found, {f"{given.name}_{name}": words for name, (_, words) in drawn.items()}, command))
+    path.write_text(
+        page(results, found, {f"{given.name}_{name}": words for name, (_, words) in drawn.items()}, command, given.plan)
+    )
     print(f"{len(results)} results; see {path}")
 
 

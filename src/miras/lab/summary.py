@@ -58,21 +58,26 @@ class Section:
     @property
     def title(self) -> str:
         """The task in a few words."""
-        words = {
-            "mqar": lambda t: f"{t.pairs} pairs in {t.length} tokens",
-            "noisy_recall": lambda t: f"{t.pairs} pairs, {t.wrong} of {t.shows} wrong",
-            "noisy_vectors": lambda t: f"{t.pairs} pairs, {t.wrong} of {t.shows} wrong",
-            "overwriting": lambda t: f"{t.writes} writes of {t.keys} keys",
-            "copying": lambda t: f"{t.items} items in {t.length} tokens",
-            "regression": lambda t: f"{t.dim} dimensions, {t.length // 2} points",
-            "tracking": lambda t: f"S{t.degree}, {t.length} tokens",
-        }
-        return f"{self.task.name}: {words[self.task.name](self.task)}"
+        return title_of(self.task)
 
     @property
     def readings(self) -> list[str]:
         """What models were read at."""
         return list(self.task.readings())
+
+
+def title_of(task: Task) -> str:
+    """A task in a few words."""
+    words = {
+        "mqar": lambda t: f"{t.pairs} pairs in {t.length} tokens",
+        "noisy_recall": lambda t: f"{t.pairs} pairs, {t.wrong} of {t.shows} wrong",
+        "noisy_vectors": lambda t: f"{t.pairs} pairs, {t.wrong} of {t.shows} wrong",
+        "overwriting": lambda t: f"{t.writes} writes of {t.keys} keys",
+        "copying": lambda t: f"{t.items} items in {t.length} tokens",
+        "regression": lambda t: f"{t.dim} dimensions, {t.length // 2} points",
+        "tracking": lambda t: f"S{t.degree}, {t.length} tokens",
+    }
+    return f"{task.name}: {words[task.name](task)}"
 
 
 def model_of(result: Result) -> Contestant:
