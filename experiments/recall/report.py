@@ -94,9 +94,7 @@ def missing(plan: Path, results: list[Result]) -> str:
     if not left:
         return f"Everything that `{plan.name}` asks for was run."
     rows = [[task, str(number)] for task, number in left.items()]
-    said = (
-        f"Of {len(own)} trials of `{plan.name}`, less those whose rate is yet to be chosen, {sum(left.values())} were not run:"
-    )
+    said = f"Of {len(own)} trials of `{plan.name}`, but for rates yet to be chosen, {sum(left.values())} were not run:"
     return f"{said}\n\n{markdown(Table(['task', 'trials'], {'': rows}, numeric=True))}"
 
 
