@@ -72,6 +72,7 @@ def test_perplexity_prints_and_writes_what_the_function_gives(capsys, folder, bo
     written = json.loads(out.read_text())
     assert written["nats"] == pytest.approx(wanted.loss.nats, rel=1e-6)
     assert written["bytes"] == len(TEXT.encode()) and written["model"] == str(folder) and written["stride"] == 64
+    assert {"machine", "versions", "commit", "date", "command", "device"} <= written.keys()
     assert [bucket["nats"] for bucket in written["buckets"]] == pytest.approx([b.loss.nats for b in wanted.buckets], rel=1e-6)
     assert f"{wanted.loss.bits_per_byte:.4f}" in shown and "48-64" in shown and "tokens a second" in shown
     assert sorted(path.name for path in tmp_path.iterdir()) == ["book.txt", "out.json"]

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import shlex
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
-
-from miras import __version__
 
 from .extras import needed
 from .models import add_model, load
@@ -70,13 +70,16 @@ def about(arguments: argparse.Namespace, model: Loaded) -> dict[str, Any]:
     """What a file of results says about its making."""
     import torch
 
+    from ..lab.provenance import provenance
+
     return {
+        **provenance("transformers"),
+        "command": shlex.join(["miras", *sys.argv[1:]]),
         "model": str(arguments.model),
         "label": model.model.config.label,
         "device": torch.cuda.get_device_name(model.model.device) if model.model.device.type == "cuda" else "cpu",
         "dtype": str(model.model.dtype).removeprefix("torch."),
         "autocast": "bfloat16" if arguments.autocast else None,
-        "versions": {"miras": __version__, "torch": str(torch.__version__)},
     }
 
 
