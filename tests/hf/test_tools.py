@@ -84,9 +84,10 @@ def test_it_trains_under_accelerate():
     assert losses[-1] < losses[0]
 
 
-def test_the_whole_model_compiles_without_graph_breaks():
+@pytest.mark.parametrize("name", ["gated_deltanet-h", "yaad"])
+def test_the_whole_model_compiles_without_graph_breaks(name):
     torch.compiler.reset()
-    model, ids = build("gated_deltanet-h", torch.float32), tokens(1, 6)
+    model, ids = build(name, torch.float32), tokens(1, 6)
     compiled = torch.compile(model, fullgraph=True, backend="eager")
     close(compiled(ids, use_cache=False).logits, model(ids).logits, 1e-5)
     model.train()

@@ -20,14 +20,14 @@ def stage_of(plan: Plan, picture: Path) -> str:
 def missing(plan: Plan, found: list[Line]) -> list[str]:
     """The runs that are planned and have no result, and what is known of them."""
     latest = results.latest(found)
-    slow = {row["model"]: row for row in found if row.get("seconds_a_step")}
+    slow = {(row["model"], *row["shape"]): row for row in found if row.get("seconds_a_step")}
     lines = []
     for run in plan.runs:
         if run.name in latest:
             continue
-        row = slow.get(run.model)
-        steps = run.config({}).steps
-        known = f": about {row['seconds_a_step'] * steps:.0f} seconds on {row['device']}" if row else ""
+        config = run.config({})
+        row = slow.get((run.model, config.data.length, config.data.batch))
+        known = f": about {row['seconds_a_step'] * config.steps:.0f} seconds on {row['device']}" if row else ""
         lines.append(f"- `{run.name}`{known}")
     return lines
 
