@@ -25,7 +25,7 @@ from torch import Tensor
 from miras.diagnostics import layer_inputs
 from miras.hf import MirasConfig, MirasForCausalLM
 from miras.lab import results
-from miras.lab.provenance import provenance
+from miras.lab.provenance import places, provenance
 
 HERE = Path(__file__).resolve().parent
 PAGE = HERE.parents[1] / "docs" / "results" / "gate_pace.md"
@@ -110,11 +110,7 @@ def table(path: Path) -> str:
         norm = "overflow" if row["norm"] is None else f"{row['norm']:.1e}"
         found = f"{row['thrown']} | {norm} | {row['bits']:.2f} | {row['alike']:.2f} | {row['decay']:.1e}"
         lines.append(f"| {name} | {rate_of(row):g} | {variant} | {seed} | {found} |")
-    where = {(row["machine"]["processor"], row["versions"]["torch"], row["commit"], row["date"]) for row in rows}
-    lines += [
-        "",
-        *(f"{name}, torch {torch_version}, commit {commit}, {date}." for name, torch_version, commit, date in sorted(where)),
-    ]
+    lines += ["", *places(rows)]
     return "\n".join(lines) + "\n"
 
 

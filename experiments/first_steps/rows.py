@@ -12,6 +12,7 @@ its gradient is above 10.
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import math
 import time
 from pathlib import Path
@@ -23,7 +24,7 @@ from language import SIZES, late, text_of, train
 from miras.hf import MirasConfig, MirasForCausalLM
 from miras.lab import results
 from miras.lab.plan_file import load
-from miras.lab.provenance import provenance
+from miras.lab.provenance import places, provenance
 from miras.lab.tables import Table, markdown
 from miras.train.config import ModelConfig
 from miras.train.models import model_changes
@@ -62,11 +63,14 @@ def measured(config: ModelConfig, text: torch.Tensor, seed: int, rate: float) ->
     }
 
 
-def measure(text: torch.Tensor, path: Path, plans: list[str], only: list[str] | None, seed: int, rate: float) -> None:
-    """Every model that is not in the file yet."""
+def measure(
+    text: torch.Tensor, path: Path, plans: list[str], only: list[str] | None, seed: int, rate: float, own: bool
+) -> None:
+    """Every model that is not in the file yet; with each token's own step, where that is asked for."""
     for plan in plans:
         for name, config in models_of(plan).items():
-            setting = [plan, name, seed, rate]
+            setting = [plan, f"{name}, own steps" if own else name, seed, rate]
+            config = dataclasses.replace(config, step_sum=0.0) if own else config
             if (only and name not in only) or setting in [row["setting"] for row in results.rows(path)]:
                 continue
             print(*setting, flush=True)
@@ -104,8 +108,7 @@ def table(path: Path) -> str:
             "",
             markdown(Table(HEADINGS, {"": [cells(row) for row in sorted(own, key=rank)]}, numeric=True)),
         ]
-    where = {(row["machine"]["processor"], row["versions"]["torch"], row["commit"], row["date"]) for row in rows}
-    lines += ["", *(f"{name}, torch {version}, commit {commit}, {date}." for name, version, commit, date in sorted(where))]
+    lines += ["", *places(rows)]
     return "\n".join(lines) + "\n"
 
 
@@ -118,6 +121,7 @@ def main() -> None:
     parser.add_argument("--only", type=lambda text: text.split(","), help="some of their models, between commas")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--rate", type=float, default=RATE, help="the learning rate (default 4e-3)")
+    parser.add_argument("--own-steps", action="store_true", help="no steps are shared among keys alike")
     parser.add_argument("--table", action="store_true", help="write the page instead of measuring")
     given = parser.parse_args()
     torch.set_num_threads(1)
@@ -126,7 +130,7 @@ def main() -> None:
     elif given.text is None or not given.text.is_file():
         parser.error(f"there is no file {given.text}")
     else:
-        measure(text_of(given.text), given.results, given.plans, given.only, given.seed, given.rate)
+        measure(text_of(given.text), given.results, given.plans, given.only, given.seed, given.rate, given.own_steps)
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from miras.hf import MirasConfig, MirasForCausalLM
 from miras.lab import results
-from miras.lab.provenance import provenance
+from miras.lab.provenance import places, provenance
 from miras.nn.gates import LINKS, Gate
 
 HERE = Path(__file__).resolve().parent
@@ -85,7 +85,8 @@ def setting_of(row: dict[str, Any]) -> tuple[str, bool, float, bool, int]:
 
 def table(path: Path) -> str:
     """The page."""
-    rows = {setting_of(row): row["norm"] for row in results.rows(path)}
+    kept = results.rows(path)
+    rows = {setting_of(row): row["norm"] for row in kept}
     lines = [
         "# Gradients at the start",
         "",
@@ -101,6 +102,7 @@ def table(path: Path) -> str:
         cells = " | ".join("overflow" if value is None else f"{value:.1e}" for value in found)
         kind, steps = "anchored" if anchored else "plain", "shared" if shared else "own"
         lines.append(f"| {name} | {kind} | {decay:g} | {steps} | {cells} |")
+    lines += ["", *places(kept)]
     return "\n".join(lines) + "\n"
 
 

@@ -131,7 +131,9 @@ def test_a_deep_memory_shares_by_itself_unless_published_otherwise():
     named = [recipe_of(presets.get(name)).step_sum for name in ("yaad", "moneta", "ttt_mlp", "deltanet")]
     assert named == [1.0, 1 / 3, None, None]
     of = lambda **parts: recipe_of(dataclasses.replace(deep, name="", **parts)).step_sum  # noqa: E731
-    assert [of(), of(bias=bias.Lp(p=4.0)), of(bias=bias.DotProduct()), of(memory=memory.Matrix())] == [1.0, 0.25, None, None]
+    assert [of(), of(bias=bias.Lp(p=4.0)), of(bias=bias.DotProduct())] == [1.0, 0.25, None]
+    # a matrix too, but where its chunks are exact, as those of the delta rule are
+    assert [of(memory=memory.Matrix()), of(memory=memory.Matrix(), bias=bias.L2())] == [1.0, None]
 
 
 @pytest.mark.parametrize("p", [1.0, 1.5, 3.0, 4.0])

@@ -9,7 +9,9 @@ import platform
 import shlex
 import subprocess
 import sys
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -70,3 +72,9 @@ def source() -> dict[str, object]:
     known = versions()
     date = datetime.datetime.now(datetime.timezone.utc).date().isoformat()
     return {"commit": commit(), "date": date, "miras": known["miras-torch"], "torch": known["torch"], "processor": processor()}
+
+
+def places(rows: Iterable[dict[str, Any]]) -> list[str]:
+    """Where lines of results come from, each place once: processor, torch, commit, date."""
+    found = {(row["machine"]["processor"], row["versions"]["torch"], row["commit"], row["date"]) for row in rows}
+    return [f"{name}, torch {version}, commit {commit}, {date}." for name, version, commit, date in sorted(found)]

@@ -13,6 +13,7 @@ from typing import Literal, get_args
 
 from ..algorithm import NonParametric
 from ..bias import DotProduct, Lp
+from ..forms.chunk import family
 from ..memory import MLP, Matrix
 from ..spec import Spec
 from ..types import Gate as GateNeed
@@ -182,8 +183,10 @@ def recipe_of(spec: Spec) -> Recipe:
 
 
 def _descends(spec: Spec, recipe: Recipe) -> bool:
-    """Whether a deep memory takes steps towards a value."""
-    return recipe.gate("eta") is not None and isinstance(spec.memory, MLP) and not isinstance(spec.bias, DotProduct)
+    """Whether a memory takes steps towards a value, all of a chunk from its start: a matrix with exact chunks does not."""
+    if recipe.gate("eta") is None or isinstance(spec.bias, DotProduct):
+        return False
+    return isinstance(spec.memory, MLP) or (isinstance(spec.memory, Matrix) and family(spec) == "scan")
 
 
 def _steepness(spec: Spec) -> float:
