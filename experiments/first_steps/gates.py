@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from language import SIZES, draws, late, text_of, train
+from language import SIZES, draws, late, measured_or_told, train
 from torch import Tensor
 
 from miras.diagnostics import layer_inputs
@@ -141,13 +141,8 @@ def main() -> None:
     parser.add_argument("--rate", type=float, default=RATE, help="the learning rate (default 1e-2)")
     parser.add_argument("--table", action="store_true", help="write the page instead of measuring")
     given = parser.parse_args()
-    torch.set_num_threads(1)
-    if given.table:
-        PAGE.write_text(table(given.results))
-    elif given.text is None or not given.text.is_file():
-        parser.error(f"there is no file {given.text}")
-    else:
-        measure(text_of(given.text), given.results, given.models, given.variants, given.rate)
+    options = (given.models, given.variants, given.rate)
+    measured_or_told(parser, given, PAGE, table, lambda text, path: measure(text, path, *options))
 
 
 if __name__ == "__main__":

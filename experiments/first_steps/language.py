@@ -12,7 +12,7 @@ import argparse
 import lzma
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -81,6 +81,23 @@ def late(taken: list[Step]) -> float:
     """The mean of the last steps' bits a byte."""
     last = taken[-LATE:]
     return sum(step.bits for step in last) / len(last)
+
+
+def measured_or_told(
+    parser: argparse.ArgumentParser,
+    given: argparse.Namespace,
+    page: Path,
+    table: Callable[[Path], str],
+    measure: Callable[..., None],
+) -> None:
+    """What the other scripts here do with ``text``, ``--results`` and ``--table``: measure on the text, or write the page."""
+    torch.set_num_threads(1)
+    if given.table:
+        page.write_text(table(given.results))
+    elif given.text is None or not given.text.is_file():
+        parser.error(f"there is no file {given.text}")
+    else:
+        measure(text_of(given.text), given.results)
 
 
 def main() -> None:

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from language import SIZES, late, text_of, train
+from language import SIZES, late, measured_or_told, train
 
 from miras.hf import MirasConfig, MirasForCausalLM
 from miras.lab import results
@@ -124,13 +124,8 @@ def main() -> None:
     parser.add_argument("--own-steps", action="store_true", help="no steps are shared among keys alike")
     parser.add_argument("--table", action="store_true", help="write the page instead of measuring")
     given = parser.parse_args()
-    torch.set_num_threads(1)
-    if given.table:
-        PAGE.write_text(table(given.results))
-    elif given.text is None or not given.text.is_file():
-        parser.error(f"there is no file {given.text}")
-    else:
-        measure(text_of(given.text), given.results, given.plans, given.only, given.seed, given.rate, given.own_steps)
+    options = (given.plans, given.only, given.seed, given.rate, given.own_steps)
+    measured_or_told(parser, given, PAGE, table, lambda text, path: measure(text, path, *options))
 
 
 if __name__ == "__main__":
