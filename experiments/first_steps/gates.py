@@ -41,6 +41,7 @@ VARIANTS: dict[str, dict[str, float | bool]] = {
     "shared steps of 1/3": {"step_sum": 1.0 / 3.0},
 }
 SEEDS = (0, 1)
+LOST = {"alike": None, "decay": None}
 BATCH, LENGTH, STEPS, STOP, RATE, THROWN, CHUNK = 2, 2048, 300, 130, 1e-2, 10.0, 64
 
 
@@ -76,7 +77,11 @@ def measure(text: Tensor, path: Path, models: list[str], variants: list[str], ra
             "thrown": sum(norm > THROWN for norm in norms),
             "norm": max(norms),
             "bits": late(taken),
-            **looked_at(model, next(draws(text, BATCH, LENGTH))),
+            **(
+                looked_at(model, next(draws(text, BATCH, LENGTH)))
+                if math.isfinite(late(taken))
+                else {"alike": None, "decay": None}
+            ),
         }
         results.add(path, row | provenance())
 
@@ -107,8 +112,9 @@ def table(path: Path) -> str:
     place = lambda row: (models.index(row["setting"][0]), rate_of(row), variants.index(row["setting"][1]), row["setting"][2])  # noqa: E731
     for row in sorted(rows, key=place):
         name, variant, seed = row["setting"]
-        norm = "overflow" if row["norm"] is None else f"{row['norm']:.1e}"
-        found = f"{row['thrown']} | {norm} | {row['bits']:.2f} | {row['alike']:.2f} | {row['decay']:.1e}"
+        digits = {"norm": ".1e", "bits": ".2f", "alike": ".2f", "decay": ".1e"}
+        numbers = ("overflow" if row[key] is None else f"{row[key]:{how}}" for key, how in digits.items())
+        found = f"{row['thrown']} | {' | '.join(numbers)}"
         lines.append(f"| {name} | {rate_of(row):g} | {variant} | {seed} | {found} |")
     lines += ["", *places(rows)]
     return "\n".join(lines) + "\n"

@@ -56,7 +56,10 @@ def train(
     length: int = T,
     stop: int | None = None,
 ) -> list[Step]:
-    """Every step, AdamW with a short warm-up and half a cosine, of which the first ``stop`` steps are taken."""
+    """Every step, AdamW with a short warm-up and half a cosine, of which the first ``stop`` steps are taken.
+
+    A model whose numbers overflow ends with a step of which nothing is known.
+    """
     wide, narrow = ([p for p in model.parameters() if (p.dim() >= 2) == wanted] for wanted in (True, False))
     groups = [{"params": wide, "weight_decay": 0.1}, {"params": narrow, "weight_decay": 0.0}]
     optimiser = torch.optim.AdamW(groups, lr=rate, betas=(0.9, 0.95))
@@ -65,7 +68,11 @@ def train(
         for group in optimiser.param_groups:
             group["lr"] = rate_at(step, steps=steps, peak=rate, warmup=WARM / steps, final=0.1)
         ids = next(batches)
-        loss = model(input_ids=ids, labels=ids).loss
+        try:
+            loss = model(input_ids=ids, labels=ids).loss
+        except ValueError as error:  # a gate that is no number is refused: what was learned is lost
+            print(f"step {step + 1}/{steps}: {error}", flush=True)
+            return [*taken, Step(math.nan, math.inf)]
         loss.backward()
         norm = float(torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0))
         if math.isfinite(norm):
