@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 import time
@@ -48,6 +49,16 @@ def train_run(config: TrainConfig, resume: bool) -> Ending:
     for tracker in config.log.trackers:
         require(find_spec(tracker) is not None, f"log.trackers: {tracker} is not installed: pip install {tracker}")
     engine = Engine(config.engine)
+    ending = trained(config, resume, engine, began)
+    # the model first: the last to hold the group of processes, it would leave it while a thread of that waits for Python
+    engine.accelerator.free_memory()
+    gc.collect()
+    engine.accelerator.end_training()
+    return ending
+
+
+def trained(config: TrainConfig, resume: bool, engine: Engine, began: float) -> Ending:
+    """The training itself; nothing of it is held when it has ended."""
     check_recording(engine, config.data.isolate)
     tokenizer = tokenizer_of(config.data.tokenizer, config.data.end)
     model_config(config.model, tokenizer)
@@ -61,12 +72,10 @@ def train_run(config: TrainConfig, resume: bool) -> Ending:
         with Progress(config.steps, config.log.every, engine.first) as progress:
             ending = work(job, progress, resume)
     except StoppedError as error:
-        engine.accelerator.end_training()
         return Ending("stopped", str(error))
     if ending.reason == "finished" and engine.first:
         conclude(job, tokenizer)
     engine.accelerator.wait_for_everyone()
-    engine.accelerator.end_training()
     return ending
 
 
