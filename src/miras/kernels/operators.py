@@ -42,13 +42,15 @@ class Operator:
         self.library.register_autograd(backward, setup_context=setup_context)
 
     def __call__(self, *given: Any) -> Made:
-        if _seen(given):
+        counts = _counts(given)
+        flat = _flat(given, counts)
+        if _seen(flat):
             return self.library(*given)  # type: ignore[no-any-return]
         if not torch.is_grad_enabled():
             return self.run(*given)
         if self.backward is None:  # the library refuses its derivative
             return self.library(*given)  # type: ignore[no-any-return]
-        return list(Direct.apply(self, _counts(given), *_flat(given)))  # type: ignore[no-untyped-call]
+        return list(Direct.apply(self, counts, *flat))  # type: ignore[no-untyped-call]
 
 
 def _where_its_tensors_are(run: Callable[..., Made]) -> Callable[..., Made]:
@@ -92,10 +94,10 @@ def _counts(given: Sequence[Argument]) -> tuple[int | None, ...]:
     return tuple(len(x) if isinstance(x, list) else None for x in given)
 
 
-def _flat(given: Sequence[Any], counts: Sequence[int | None] | None = None) -> list[Any]:
+def _flat(given: Sequence[Any], counts: Sequence[int | None]) -> list[Any]:
     """The arguments, or their gradients, with every list in the place of one; a list without gradients is as many Nones."""
     found: list[Any] = []
-    for x, count in zip(given, _counts(given) if counts is None else counts, strict=True):
+    for x, count in zip(given, counts, strict=True):
         found += [x] if count is None else [None] * count if x is None else x
     return found
 
@@ -109,10 +111,10 @@ def _gathered(flat: Sequence[Any], counts: Sequence[int | None]) -> tuple[Argume
     return tuple(found)
 
 
-def _seen(given: Sequence[Argument]) -> bool:
+def _seen(flat: Sequence[Any]) -> bool:
     """Whether somebody is to see the operator: a compiler, a dispatch mode, a transform, or a tensor of a kind of its own."""
     if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() > 0 or forward_ad._current_level >= 0:
         return True
     if torch._C._functorch.peek_interpreter_stack() is not None:
         return True
-    return any(isinstance(x, Tensor) and type(x) not in (Tensor, Parameter) for x in _flat(given))
+    return any(isinstance(x, Tensor) and type(x) not in (Tensor, Parameter) for x in flat)

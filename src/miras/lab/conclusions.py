@@ -17,7 +17,7 @@ from ..train.metrics import Line
 from . import results
 from .evidence import read_of, unit_of
 from .plan import read_results
-from .plan_file import Plan, load
+from .plan_file import load
 from .questions import mean_of
 from .summary import Section, sections
 from .tables import Table, markdown
@@ -64,14 +64,12 @@ class Evidence:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.plans: dict[str, Plan] = {}
         self.found: dict[str, list[Line]] = {}
         self.laboratory: list[Section] = sections(read_results([folder / "recall" / "results.jsonl"]))
 
     def rows(self, experiment: str) -> list[Line]:
         """The lines of an experiment."""
         if experiment not in self.found:
-            self.plans[experiment] = load(self.folder / experiment)
             self.found[experiment] = results.rows(self.folder / experiment / "results.jsonl")
         return self.found[experiment]
 
@@ -86,16 +84,18 @@ class Evidence:
                     found.setdefault(", ".join(filter(None, (row["model"], row["variant"]))), []).append(number)
         return found
 
+    def unit(self, place: str) -> str:
+        """What an experiment's texts are measured in."""
+        return unit_of(load(self.folder / place.partition("/")[0]))
+
     def read(self, place: str, name: str, models: Iterable[str] = ()) -> dict[str, list[float]]:
         """How well a text was predicted, in the unit of the experiment."""
-        self.rows(place.partition("/")[0])
-        unit = unit_of(self.plans[place.partition("/")[0]])
+        unit = self.unit(place)
         return self.figures(place, lambda row: (read_of(row, name) or {}).get(unit), models)
 
     def far(self, place: str, name: str, models: Iterable[str] = ()) -> dict[str, list[float]]:
         """How well the last stretch of long windows was predicted."""
-        self.rows(place.partition("/")[0])
-        unit = unit_of(self.plans[place.partition("/")[0]])
+        unit = self.unit(place)
 
         def last(row: Line) -> float | None:
             read = read_of(row, name)
