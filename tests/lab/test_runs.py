@@ -421,6 +421,15 @@ def test_enwik8_is_split_by_bytes(tmp_path):
         enwik8(tmp_path / "raw", tmp_path / "other", {"train": 96})
 
 
+def test_the_short_enwik8_ends_with_a_whole_character(tmp_path):
+    sizes = {"train": 8, "valid": 8, "test": 8}
+    (tmp_path / "raw").write_text("aäaäaaaaaaäaaaaaäaaa")
+    enwik8(tmp_path / "raw", tmp_path / "shards", sizes, held=5)
+    found = {split: Tokens(tmp_path / "shards", split) for split in sizes}
+    whole = {split: bytes(tokens.read(0, tokens.count - 1).tolist()).decode() for split, tokens in found.items()}
+    assert whole == {"train": "aäaäaa", "valid": "aaaa", "test": "aaaä"}
+
+
 def test_shards_of_another_tokenizer_are_refused(place):
     from miras.data.corpus import prepared
 

@@ -215,6 +215,7 @@ BYTES = 259
 SIZES = {
     "tiny": Size(depth=2, dim=64, heads=2, window=32, vocab=BYTES, inner=128, spread=0.06),
     "small": Size(depth=4, dim=256, heads=4, window=128, vocab=BYTES, inner=704, spread=0.04),
+    "600k": Size(depth=2, dim=128, heads=2, window=64, vocab=BYTES, parameters=600_000, embedded=False, spread=0.05),
     "4m": Size(depth=4, dim=256, heads=4, window=128, vocab=BYTES, parameters=4_200_000, embedded=False, spread=0.04),
     "30m": Size(depth=6, dim=640, heads=10, window=512, vocab=BYTES, parameters=30_000_000, embedded=False, spread=0.025),
     "120m": Size(depth=12, dim=768, heads=16, window=2048, parameters=120_000_000),

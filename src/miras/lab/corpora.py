@@ -20,18 +20,24 @@ from .needle_course import Course, course_of, write
 
 # the standard split of enwik8, in bytes
 ENWIK8 = {"train": 90_000_000, "valid": 5_000_000, "test": 5_000_000}
+# what a processor reads of its last two splits
+SHORT = 2**18
 # documents that are tokenised at once, each on a core of its own
 TOGETHER = 64
 
 
-def enwik8(source: Path, folder: Path, sizes: dict[str, int] = ENWIK8) -> None:
-    """enwik8 or enwik8.xz as bytes: the first 90 MB to train on, 5 to validate, 5 to test; one document each."""
+def enwik8(source: Path, folder: Path, sizes: dict[str, int] = ENWIK8, held: int | None = None) -> None:
+    """enwik8 or enwik8.xz as bytes: the first 90 MB to train on, 5 to validate, 5 to test; one document each.
+
+    Of the last two the first ``held`` bytes, where that is given, less what is left there of a character.
+    """
     content = lzma.decompress(source.read_bytes()) if source.suffix == ".xz" else source.read_bytes()
     require(len(content) == sum(sizes.values()), f"{source} has {len(content):,} bytes instead of {sum(sizes.values()):,}")
     parts: dict[str, Iterable[str]] = {}
     first = 0
     for split, size in sizes.items():
-        parts[split] = [content[first : first + size].decode()]
+        cut = None if split == "train" else held
+        parts[split] = [content[first : first + size][:cut].decode(errors="ignore" if cut else "strict")]
         first += size
     shards(folder, "enwik8", Bytes(), parts)
 
