@@ -7,9 +7,10 @@
     python experiments/prepare.py wikitext2 --source FOLDER/wikitext-2 --tokenizer FOLDER/tokenizers/gpt2
     python experiments/prepare.py zero-shot --source FOLDER/eval
 
-enwik8.xz (26 MB) unpacks in seconds; enwik8_short has its training split and the first 256 KiB of the other two. Two of the four files of books (49 MB packed) are about 43M tokens, tokenised at 0.2M
-tokens a second on one core and in parallel on several. Packed text takes 1.14 bytes a token and packed tokens 1.03, so the text
-travels as it is. Needles are hidden in the books of the validation split.
+enwik8.xz (26 MB) unpacks in seconds; enwik8_short has its training split and the first 256 KiB of the other two. Two of the
+four files of books (49 MB packed) are about 43M tokens, tokenised at 0.2M tokens a second on one core and in parallel on
+several. Packed text takes 1.14 bytes a token and packed tokens 1.03, so the text travels as it is. Needles are hidden in the
+books of the validation split.
 """
 
 from __future__ import annotations
