@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import statistics
+from functools import partial
 from pathlib import Path
 
 from miras.lab import results
@@ -20,6 +21,8 @@ from miras.lab.conclusions import (
     Claim,
     Evidence,
     Finding,
+    Judge,
+    Measure,
     against,
     favourite,
     found_needles,
@@ -34,19 +37,20 @@ DEEP = ("yaad", "titans_lmm", "moneta", "memora")
 TEST, FAR = "test/sliding/1x", "test/long/16x"
 
 
-def better_than_all(place: str, read: str, unit: str) -> Claim:
+def best_of_all(evidence: Evidence, place: str, read: str, measure: Measure) -> Finding:
+    """Each of the paper's three against the best of the others."""
+    others = (*BASELINES, "titans_lmm")
+    return against(evidence.read(place, read, OURS), evidence.read(place, read, others), OURS, others, measure)
+
+
+def better_than_all(place: str, read: str, unit: str, small: Judge | None = None) -> Claim:
     """The paper's main claim, on one text."""
-    measure = BITS if unit == "bits" else PERPLEXITY
-
-    def judge(evidence: Evidence) -> Finding:
-        others = (*BASELINES, "titans_lmm")
-        return against(evidence.read(place, read, OURS), evidence.read(place, read, others), OURS, others, measure)
-
+    judge = partial(best_of_all, place=place, read=read, measure=BITS if unit == "bits" else PERPLEXITY)
     text, _, _ = read.rpartition("/sliding")
     where = {"enwik8/main": "Wikipedia", "books/main": "prose of unseen authors"}[place]
     where = "WikiText-2 (after books, another domain)" if text.startswith("wikitext2") else where
     said = f"With steps that keys alike share, Moneta, Yaad and Memora predict {where} better than every baseline"
-    return Claim(text=said, by="the paper", page=place.partition("/")[0], judge=judge)
+    return Claim(text=said, by="the paper", page=place.partition("/")[0], judge=judge, small=small)
 
 
 def as_published(evidence: Evidence) -> Finding:
@@ -55,18 +59,20 @@ def as_published(evidence: Evidence) -> Finding:
     return against(ours, evidence.read("enwik8/main", TEST, BASELINES), OURS, BASELINES, BITS)
 
 
-def hybrids(experiment: str, read: str, unit: str) -> Claim:
+def mixed(evidence: Evidence, experiment: str, read: str, measure: Measure) -> Finding:
     """Every second layer attention over a window."""
+    hybrid, plain = evidence.read(f"{experiment}/hybrids", read), evidence.read(f"{experiment}/main", read)
+    return pairwise(hybrid, plain, {f"{name}-h": name for name in OURS}, measure)
 
-    def judge(evidence: Evidence) -> Finding:
-        mixed, plain = evidence.read(f"{experiment}/hybrids", read), evidence.read(f"{experiment}/main", read)
-        return pairwise(mixed, plain, {f"{name}-h": name for name in OURS}, BITS if unit == "bits" else PERPLEXITY)
 
+def hybrids(experiment: str, read: str, unit: str, small: Judge | None = None) -> Claim:
+    """What attention adds, on one text."""
     return Claim(
         text=f"Hybrids with attention predict better than memories alone ({experiment})",
         by="the paper",
         page=experiment,
-        judge=judge,
+        judge=partial(mixed, experiment=experiment, read=read, measure=BITS if unit == "bits" else PERPLEXITY),
+        small=small,
     )
 
 
@@ -91,47 +97,54 @@ def needles(evidence: Evidence) -> Finding:
     return against(split[0], split[1], OURS, others, PERCENT)
 
 
-def noise(task: str) -> Claim:
+def unmoved(evidence: Evidence, task: str, small: bool) -> Finding:
     """Wrong values among the right ones."""
+    scores, others = evidence.task(task, "2 of 5 wrong", small=small), (*BASELINES, "titans_lmm", "memora")
+    split = [{name: scores[name] for name in names if name in scores} for names in (("moneta", "yaad"), others)]
+    return against(split[0], split[1], ("moneta", "yaad"), others, PERCENT)
 
-    def judge(evidence: Evidence) -> Finding:
-        scores, others = evidence.task(task, "2 of 5 wrong"), (*BASELINES, "titans_lmm", "memora")
-        split = [{name: scores[name] for name in names if name in scores} for names in (("moneta", "yaad"), others)]
-        return against(split[0], split[1], ("moneta", "yaad"), others, PERCENT)
 
+def noise(task: str) -> Claim:
+    """The claim behind Huber and l_p, on one task."""
     text = f"Moneta's l_p and Yaad's Huber keep recall where 2 of 5 values are wrong better than all others ({task})"
-    return Claim(text=text, by="the paper", page="recall", judge=judge)
+    large, small = (partial(unmoved, task=task, small=small) for small in (False, True))
+    return Claim(text=text, by="the paper", page="recall", judge=large, small=small, small_page="recall_small")
+
+
+def variants(evidence: Evidence, name: str, rivals: list[str], *places: str) -> Finding:
+    """Whether a model is better than each that has one thing changed."""
+    bits = {model: own for place in places for model, own in evidence.read(place, TEST, (name, *rivals)).items()}
+    return favourite(bits, name, rivals, BITS)
 
 
 def exponents(evidence: Evidence) -> Finding:
     """Moneta's p."""
-    bits = evidence.read("ablations/p", TEST)
-    return favourite(bits, "small-moneta", [f"moneta-p{p}" for p in ("1", "1.5", "2", "2.8", "3.2", "4")], BITS)
+    rivals = [f"moneta-p{p}" for p in ("1", "1.5", "2", "2.8", "3.2", "4")]
+    return variants(evidence, "small-moneta", rivals, "ablations/p")
 
 
 def retentions(evidence: Evidence) -> Finding:
     """Moneta's q, by the printed link and by the exact one."""
-    bits = evidence.read("ablations/p", TEST, ["small-moneta"]) | evidence.read("ablations/q", TEST)
     rivals = [f"moneta-q{q}" for q in "235"] + [f"moneta-exact-q{q}" for q in "2345"]
-    return favourite(bits, "small-moneta", rivals, BITS)
+    return variants(evidence, "small-moneta", rivals, "ablations/p", "ablations/q")
 
 
-def parts_of_yaad(evidence: Evidence) -> Finding:
+def parts_of_yaad(evidence: Evidence, name: str, *places: str) -> Finding:
     """Yaad without one of its parts."""
     rivals = ["yaad-no-retention", "yaad-fixed-delta", "yaad-l2-only", "yaad-l1-only", "yaad-linear-memory"]
-    return favourite(evidence.read("ablations/yaad", TEST), "small-yaad", rivals, BITS)
+    return variants(evidence, name, rivals, *places)
 
 
-def anchors_near(evidence: Evidence) -> Finding:
+def anchors_near(evidence: Evidence, plain: str, anchored: str) -> Finding:
     """Retention towards the initial weights, at the length of training."""
-    plain, held = evidence.read("ablations/anchor-plain", TEST), evidence.read("ablations/anchor-anchored", TEST)
-    return pairwise(held, plain, {f"{name}-anchored": name for name in DEEP}, BITS)
+    held, free = evidence.read(anchored, TEST), evidence.read(plain, TEST)
+    return pairwise(held, free, {f"{name}-anchored": name for name in DEEP}, BITS)
 
 
-def anchors_far(evidence: Evidence) -> Finding:
+def anchors_far(evidence: Evidence, plain: str, anchored: str) -> Finding:
     """The same at 8 to 16 times that length."""
-    plain, held = evidence.far("ablations/anchor-plain", FAR), evidence.far("ablations/anchor-anchored", FAR)
-    return pairwise(held, plain, {f"{name}-anchored": name for name in DEEP}, BITS)
+    held, free = evidence.far(anchored, FAR), evidence.far(plain, FAR)
+    return pairwise(held, free, {f"{name}-anchored": name for name in DEEP}, BITS)
 
 
 def shared_steps(evidence: Evidence) -> Finding:
@@ -150,13 +163,13 @@ def shared_steps(evidence: Evidence) -> Finding:
     return Finding("holds here" if not any(shared) else "holds in part" if share[0] < share[1] else "does not hold here", said)
 
 
-def off_the_map(evidence: Evidence) -> Finding:
+def off_the_map(evidence: Evidence, *places: str) -> Finding:
     """The best combination that the paper never ran."""
-    bits = evidence.read("off_the_map/main", TEST)
+    bits = {name: own for place in places for name, own in evidence.read(place, TEST).items()}
     others = {
         name: own
         for name, own in bits.items()
-        if name not in ("yaad", "yaad-anchored", "titans_lmm-anchored", "gated_deltanet")
+        if name not in (*OURS, *BASELINES, *DEEP, *(f"{name}-anchored" for name in DEEP))
     }
     if not others or "yaad" not in bits:
         return Finding("open", "Not run yet.")
@@ -171,22 +184,58 @@ CLAIMS = (
         page="enwik8_steps",
         judge=as_published,
     ),
-    better_than_all("enwik8/main", TEST, "bits"),
+    better_than_all("enwik8/main", TEST, "bits", small=partial(best_of_all, place="small/main", read=TEST, measure=BITS)),
     better_than_all("books/main", TEST, "perplexity"),
     better_than_all("books/main", "wikitext2:test/sliding/1x", "perplexity"),
-    hybrids("enwik8", TEST, "bits"),
+    hybrids("enwik8", TEST, "bits", small=partial(mixed, experiment="small", read=TEST, measure=BITS)),
     hybrids("books", TEST, "perplexity"),
     Claim(text="They gain more than others from sequences of 16K instead of 2K", by="the paper", page="context", judge=context),
     Claim(text="They find more needles, 1K to 16K, than every baseline", by="the paper", page="books", judge=needles),
     noise("noisy_recall"),
     noise("noisy_vectors"),
-    Claim(text="Of Moneta's exponents p = 3 is best", by="the paper", page="ablations", judge=exponents),
-    Claim(text="Of Moneta's q and links, q = 4 as printed is best", by="the paper", page="ablations", judge=retentions),
-    Claim(text="Every part of Yaad contributes", by="the paper", page="ablations", judge=parts_of_yaad),
+    Claim(
+        text="Of Moneta's exponents p = 3 is best",
+        by="the paper",
+        page="ablations",
+        judge=exponents,
+        small=lambda found: variants(found, "moneta", ["moneta-p1", "moneta-p2", "moneta-p4"], "small/main", "small/exponents"),
+    ),
+    Claim(
+        text="Of Moneta's q and links, q = 4 as printed is best",
+        by="the paper",
+        page="ablations",
+        judge=retentions,
+        small=lambda found: variants(found, "moneta", ["moneta-q2", "moneta-exact-q4"], "small/main", "small/exponents"),
+    ),
+    Claim(
+        text="Every part of Yaad contributes",
+        by="the paper",
+        page="ablations",
+        judge=lambda found: parts_of_yaad(found, "small-yaad", "ablations/yaad"),
+        small=lambda found: parts_of_yaad(found, "yaad", "small/main", "small/yaad"),
+    ),
     Claim(text="Shared steps keep deep memories from being thrown off", by="us", page="enwik8_steps", judge=shared_steps),
-    Claim(text="An anchor predicts better at the length of training", by="us", page="ablations", judge=anchors_near),
-    Claim(text="An anchor predicts better at 8 to 16 times that length", by="us", page="ablations", judge=anchors_far),
-    Claim(text="A combination off the map is better than Yaad", by="us", page="off_the_map", judge=off_the_map),
+    Claim(
+        text="An anchor predicts better at the length of training",
+        by="us",
+        page="ablations",
+        judge=partial(anchors_near, plain="ablations/anchor-plain", anchored="ablations/anchor-anchored"),
+        small=partial(anchors_near, plain="small/main", anchored="small/anchored"),
+    ),
+    Claim(
+        text="An anchor predicts better at 8 to 16 times that length",
+        by="us",
+        page="ablations",
+        judge=partial(anchors_far, plain="ablations/anchor-plain", anchored="ablations/anchor-anchored"),
+        small=partial(anchors_far, plain="small/main", anchored="small/anchored"),
+    ),
+    Claim(
+        text="A combination off the map is better than Yaad",
+        by="us",
+        page="off_the_map",
+        judge=lambda found: off_the_map(found, "off_the_map/main"),
+        small=lambda found: off_the_map(found, "small/main", "small/off"),
+    ),
 )
 
 

@@ -98,11 +98,28 @@ def test_thrown_off_runs_are_counted_once(command, tmp_path):
     assert found == Finding("holds here", "Thrown off: 0 of 1 runs with shared steps, 1 of 1 with each token's own.")
 
 
+def test_small_models_are_judged_by_themselves(command, tmp_path):
+    """Beside the large ones, by the same rule; a score counts where a model was trained for just that task."""
+    (tmp_path / "recall").mkdir()
+    kept = ROOT / "experiments" / "recall" / "small_cpu.jsonl"
+    (tmp_path / "recall" / "small_cpu.jsonl").write_bytes(kept.read_bytes())
+    evidence = Evidence(tmp_path)
+    assert evidence.task("noisy_recall", "1 of 3 wrong", small=True)["deltanet"] == [pytest.approx(98.8, abs=0.05)]
+    assert not evidence.task("noisy_recall", "0 of 3 wrong", small=True)
+    assert not evidence.task("noisy_recall", "1 of 3 wrong", small=False)
+
+
+def test_the_paragraph_of_a_claim_says_both(tmp_path):
+    judges = {"judge": lambda found: Finding("open", "Not run yet."), "small": lambda found: Finding("holds here", "1 < 2.")}
+    text = page([Claim(text="It works", by="us", page="large", **judges)], Evidence(tmp_path), tmp_path, "python it.py")
+    assert "| **open** | holds here |" in text and "open. Not run yet. Small: holds here. 1 < 2." in text
+
+
 def test_a_page_names_claims_verdicts_and_pages(tmp_path):
     (tmp_path / "enwik8.md").write_text("# Enwik8\n\nMade by `python experiments/report.py enwik8`.\n")
     claims = [Claim(text="It works", by="us", page="enwik8", judge=lambda evidence: Finding("open", "Not run yet."))]
     text = page(claims, Evidence(tmp_path), tmp_path, "python it.py")
-    assert "| 1 | It works | us | **open** |" in text and "All of it: [enwik8](enwik8.md)" in text
+    assert "| 1 | It works | us | **open** | - |" in text and "All of it: [enwik8](enwik8.md)" in text
     assert pages(tmp_path) == ["[Enwik8](enwik8.md): `python experiments/report.py enwik8`"]
 
 

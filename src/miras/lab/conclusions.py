@@ -65,7 +65,13 @@ class Evidence:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.found: dict[str, list[Line]] = {}
-        self.laboratory: list[Section] = sections(read_results([folder / "recall" / "results.jsonl"]))
+        lines = {"bf16": "results.jsonl", "float32": "small_cpu.jsonl"}
+        self.laboratory: list[Section] = [
+            section
+            for precision, name in lines.items()
+            for section in sections(read_results([folder / "recall" / name]))
+            if section.settings["precision"] == precision
+        ]
 
     def rows(self, experiment: str) -> list[Line]:
         """The lines of an experiment."""
@@ -103,11 +109,15 @@ class Evidence:
 
         return self.figures(place, last, models)
 
-    def task(self, name: str, reading: str) -> dict[str, list[float]]:
-        """What models scored at a task of the laboratory on a GPU, in percent; tasks of one name together."""
+    def task(self, name: str, reading: str, small: bool) -> dict[str, list[float]]:
+        """What models scored at a task of the laboratory as they were trained for it, in percent; tasks of one name together.
+
+        The large ones on a GPU, or the small ones on a processor.
+        """
         found: dict[str, list[float]] = {}
         for section in self.laboratory:
-            if section.task.name == name and reading in section.readings and section.settings["precision"] == "bf16":
+            where = (section.settings["precision"] == "float32") == small
+            if where and section.task.name == name and section.readings[0] == reading:
                 for label, entry in section.entries.items():
                     scores = [result["readings"][reading] for result in entry.best]
                     found.setdefault(label, []).extend(100 * (score or 0.0) for score in scores)
@@ -198,31 +208,49 @@ def found_needles(row: Line) -> float | None:
 RULE = """\
 Made by `{command}` from the files of results; do not edit. Each verdict is a rule applied to numbers: a model is ahead where
 its mean is better by more than the largest distance of any compared model's seeds from their mean, where there are several
-seeds, and at all where there is one. A claim of which a part was not run is open. Models here have 0.5 to 30 million parameters
-and read 5 to 150 million tokens ([rules](../experiments.md)); the paper's have 340 million and more and read 15 billion and
-more. So a claim that does not hold here may hold there."""
+seeds, and at all where there is one. A claim of which a part was not run is open. Verdicts are of models of 4 to 30 million
+parameters (0.5 in the laboratory) that read 50 to 150 million tokens on a GPU ([rules](../experiments.md)); *small* ones have
+0.6 million (0.2 in the laboratory) and read 2 million on a processor. The paper's have 340 million and more and read 15 billion
+and more. So a claim that does not hold here may hold there, and small models say what to look for, not what is so."""
+
+
+Judge = Callable[[Evidence], Finding]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Claim:
-    """Something that was claimed, who claimed it, the page that has the whole tables, and the rule that judges it."""
+    """Something that was claimed, who claimed it, the page that has the whole tables, and the rule that judges it.
+
+    ``small`` judges it by small models, trained on a processor, where there are some.
+    """
 
     text: str
     by: str
     page: str
-    judge: Callable[[Evidence], Finding]
+    judge: Judge
+    small: Judge | None = None
+    small_page: str = "small"
 
 
 def page(claims: Sequence[Claim], evidence: Evidence, docs: Path, command: str) -> str:
     """The page: all verdicts at a glance, what each rests on, and the pages that hold the whole tables, those in ``docs``."""
-    judged = [(number, claim, claim.judge(evidence)) for number, claim in enumerate(claims, 1)]
-    table = Table(["", "claim", "by", "verdict"], {"": [[str(n), c.text, c.by, f"**{f.verdict}**"] for n, c, f in judged]})
-    lines = ["# What the evidence says", RULE.format(command=command), markdown(table)]
-    for number, claim, finding in judged:
-        whole = f" All of it: [{claim.page}]({claim.page}.md)." if (docs / f"{claim.page}.md").exists() else ""
-        lines.append(f"**{number}. {claim.text}** ({claim.by}): {finding.verdict}. {finding.said}{whole}")
+    rows, told = [], []
+    for number, claim in enumerate(claims, 1):
+        finding, small = claim.judge(evidence), claim.small and claim.small(evidence)
+        said = [f"**{number}. {claim.text}** ({claim.by}): {told_of(finding, claim.page, docs)}"]
+        said += [f"Small: {told_of(small, claim.small_page, docs)}"] if small else []
+        rows.append([str(number), claim.text, claim.by, f"**{finding.verdict}**", small.verdict if small else "-"])
+        told.append(" ".join(said))
+    table = Table(["", "claim", "by", "verdict", "small"], {"": rows})
+    lines = ["# What the evidence says", RULE.format(command=command), markdown(table), *told]
     lines += ["## Pages", "\n".join(f"- {line}" for line in pages(docs))]
     return "\n\n".join(lines) + "\n"
+
+
+def told_of(finding: Finding, page: str, docs: Path) -> str:
+    """A verdict, what it rests on, and the page of the whole tables where there is one."""
+    whole = f" All of it: [{page}]({page}.md)." if (docs / f"{page}.md").exists() else ""
+    return f"{finding.verdict}. {finding.said}{whole}"
 
 
 def pages(docs: Path) -> list[str]:
