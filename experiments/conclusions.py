@@ -234,7 +234,7 @@ CLAIMS = (
         by="us",
         page="off_the_map",
         judge=lambda found: off_the_map(found, "off_the_map/main"),
-        small=lambda found: off_the_map(found, "small/main", "small/off"),
+        small=lambda found: off_the_map(found, "small/main", "small/combinations"),
     ),
 )
 

@@ -88,6 +88,7 @@ def test_reads():
 
 
 WRONG = {
+    "stage False: a stage needs a name that is text": PLAN.replace("name: main", "name: off"),
     "no option model.depth, did you mean model": PLAN.replace("layers: 1", "depth: 1"),
     "no key 'seed', did you mean seeds": PLAN.replace("seeds: [0, 1]", "seed: 1"),
     "no model glaa, there are gla, yaad, sharp": PLAN.replace("models: [gla, yaad]", "models: [glaa]"),

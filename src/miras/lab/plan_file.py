@@ -173,6 +173,8 @@ def of_stage(
     """The runs of one stage: seeds outermost, so that every model has one run before any has two."""
     where = f"{path}: stage {stage.get('name')}"
     check_keys(stage, STAGE_KEYS, where)
+    named = isinstance(stage.get("name"), str) and stage["name"] != ""
+    require(named, f"{where}: a stage needs a name that is text; YAML takes off, no and numbers for something else: quote them")
     chosen = stage.get("models", list(models))
     unknown = [name for name in chosen if name not in models]
     require(not unknown, f"{where}: no model {', '.join(unknown)}, there are {', '.join(models)}")
