@@ -1,5 +1,7 @@
 """Bad input: one line that names the argument, what came, and what is allowed; nothing is clamped in silence."""
 
+import dataclasses
+
 import pytest
 import torch
 
@@ -18,6 +20,11 @@ def call(spec=None, **changes):
 
 GOOD = dict(B=1, T=4, H=2, K=4)
 CASES = {
+    "no values": (dict(v=None), "v must be a tensor, got NoneType"),
+    "bounds in a list": (dict(cu_seqlens=[0, 4]), "cu_seqlens must be a tensor, got list"),
+    "gates in a tensor": (dict(gates=torch.ones(2)), "gates must be a miras.Gates, got Tensor"),
+    "gates in an empty dictionary": (dict(gates={}), "gates must be a miras.Gates, got dict"),
+    "weights in a number": (dict(weights=3.0), "weights must be a tensor or a tuple of them, got float"),
     "wrong rank": (dict(q=lambda q: q[0]), r"q must be \[B,T,H,D\], got a tensor of shape \[4, 2, 4\]"),
     "unequal time": (dict(k=lambda k: k[:, :3]), r"k must be \[1, 4, 2, 4\] to go with q"),
     "unequal heads": (dict(v=lambda v: v[:, :, :1]), r"v must be \[1, 4, 2, V\] to go with q"),
@@ -45,6 +52,12 @@ CASES = {
     "spec is a name": (dict(spec="yaad"), "spec must be a Spec"),
     "gates in a dictionary": (dict(gates=lambda g: g._asdict()), "gates must be a miras.Gates, got dict"),
 }
+
+
+class Undecorated(bias.Lp):
+    """Its parameters would be lost where it is compared or written down."""
+
+    weight: float = 2.0
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -160,7 +173,12 @@ def test_explain_refuses_a_name():
         (lambda: retention.Bregman(link="cosine"), "Bregman link 'cosine' is unknown: known are"),
         (lambda: retention.FDivergence(g="l9"), "unknown divergence 'l9': known are"),
         (lambda: retention.L2Ball(radius=-1.0), "L2Ball needs radius > 0"),
-        (lambda: algorithm.MultiStep(n=0), "MultiStep needs n >= 1"),
+        (lambda: algorithm.MultiStep(n=0), "MultiStep needs a whole number n >= 1"),
+        (lambda: algorithm.MultiStep(n=1.5), "MultiStep needs a whole number n >= 1, got 1.5"),
+        (lambda: memory.MLP(depth=2.0), "MLP depth is 1 to 4, got 2.0"),
+        (lambda: bias.Lp(p="3"), "Lp's p is a number, got '3'"),
+        (lambda: Spec.from_dict(presets.yaad().to_dict() | {"bias": None}), "a bias is read from a dictionary .* got None"),
+        (lambda: dataclasses.replace(presets.yaad(), bias=Undecorated()), "Undecorated must be a dataclass"),
         (lambda: presets.get("jaad"), "unknown preset 'jaad': known are retnet, transformer"),
         (lambda: Spec.from_dict({"memory": {"name": "Matrix"}}), "a Spec needs algorithm, bias, retention as well"),
         (lambda: Spec.from_dict(presets.yaad().to_dict() | {"depth": 3}), "a Spec has no depth"),

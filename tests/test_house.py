@@ -80,6 +80,19 @@ print(seconds, heavy)
     assert float(seconds) < 2 and heavy.strip() == "[]"
 
 
+def test_a_language_model_without_transformers_says_what_to_install():
+    code = """
+import sys
+sys.modules["transformers"] = None
+import miras
+try:
+    miras.MirasConfig
+except ModuleNotFoundError as error:
+    print(error)
+"""
+    assert run(sys.executable, "-c", code) == "miras.MirasConfig needs transformers: pip install 'miras-torch[hf]'\n"
+
+
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory):
     folder = tmp_path_factory.mktemp("wheel")

@@ -4,6 +4,7 @@ They work in float32 and store weights as [K,V]; most scale q by K^-1/2 themselv
 """
 
 import warnings
+from pathlib import Path
 
 import pytest
 import torch
@@ -131,6 +132,17 @@ def test_values_and_gradients(name):
     ours = torch.autograd.grad((got * probe.double()).sum(), leaves)
     theirs = torch.autograd.grad((want * probe).sum(), leaves)
     assert all(relative(a, b) < 1e-5 for a, b in zip(ours, theirs, strict=True))
+
+
+def test_the_page_on_fla_converts_as_it_says():
+    """The example of docs/migrating_from_fla.md, run as it stands, against the operation that it stands for."""
+    page = (Path(__file__).parents[1] / "docs" / "migrating_from_fla.md").read_text()
+    found = {}
+    torch.manual_seed(0)
+    exec(page.split("```python")[1].split("```")[0], found)
+    q, k, v, beta, g, initial = (found[name] for name in ("q", "k", "v", "beta", "g", "S"))
+    want, last = naive_recurrent_gated_delta_rule(q, k, v, beta, g, initial_state=initial, output_final_state=True)
+    assert relative(found["y"], want) < 1e-5 and relative(found["last"], last) < 1e-5
 
 
 def test_table_1_prints_rwkv7_with_one_key_and_one_rate():

@@ -40,7 +40,13 @@ _LANGUAGE_MODEL = ("MirasConfig", "MirasForCausalLM", "MirasModel")
 
 def __getattr__(name: str) -> Any:
     if name in _LANGUAGE_MODEL:
-        from . import hf
-
+        try:
+            from . import hf
+        except ModuleNotFoundError as error:
+            if error.name != "transformers":
+                raise
+            raise ModuleNotFoundError(
+                f"miras.{name} needs transformers: pip install 'miras-torch[hf]'", name=error.name
+            ) from None
         return getattr(hf, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

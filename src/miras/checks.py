@@ -74,9 +74,11 @@ def how(spec: Spec, form: str, chunk_size: int | None, backend: str) -> int:
 
 def tokens(spec: Spec, q: Tensor, k: Tensor | None, v: Tensor, cu_seqlens: Tensor | None) -> Shapes:
     """Check q, k, v and cu_seqlens against each other and the spec."""
-    tied = isinstance(spec.retention, L2) and spec.retention.tied
-    require(tied == (k is None), f"{spec} takes k=None, its key is 1 - alpha" if tied else f"k is None, but {spec} needs keys")
-    named = {name: x for name, x in {"q": q, "k": k, "v": v}.items() if x is not None}
+    require(
+        spec.tied == (k is None),
+        f"{spec} takes k=None, its key is 1 - alpha" if spec.tied else f"k is None, but {spec} needs keys",
+    )
+    named = {"q": q, "v": v} if k is None else {"q": q, "k": k, "v": v}
     for name, x in named.items():
         require(isinstance(x, Tensor), f"{name} must be a tensor, got {type(x).__name__}")
         require(x.dim() == 4, f"{name} must be [B,T,H,D], got a tensor of shape {list(x.shape)}")
@@ -102,6 +104,7 @@ def tokens(spec: Spec, q: Tensor, k: Tensor | None, v: Tensor, cu_seqlens: Tenso
 def packing(cu_seqlens: Tensor, batch: int, time: int) -> int:
     """Check cu_seqlens; the number of sequences it packs."""
     require(batch == 1, f"cu_seqlens packs sequences in a batch of 1, got a batch of {batch}")
+    require(isinstance(cu_seqlens, Tensor), f"cu_seqlens must be a tensor, got {type(cu_seqlens).__name__}")
     require(cu_seqlens.dim() == 1 and len(cu_seqlens) >= 2, f"cu_seqlens must be [N+1], got {list(cu_seqlens.shape)}")
     integer = not cu_seqlens.is_floating_point() and cu_seqlens.dtype != torch.bool
     require(integer, f"cu_seqlens must be an integer tensor, got {cu_seqlens.dtype}")
@@ -192,6 +195,8 @@ def weights_of(spec: Spec, weights: Tensor | Weights | None, shapes: Shapes, lik
             f"weights are missing: {spec} cannot start from zeros; give {_wanted(wanted, shapes)} in the space it learns in",
         )
         return None
+    given = isinstance(weights, Tensor | tuple | list)
+    require(given, f"weights must be a tensor or a tuple of them, got {type(weights).__name__}")
     several = (weights,) if isinstance(weights, Tensor) else tuple(weights)
     require(len(several) == len(wanted), f"weights must be {_wanted(wanted, shapes)}, got {len(several)} tensors")
     for weight, shape in zip(several, wanted, strict=True):
@@ -213,8 +218,13 @@ def norm_of(spec: Spec, norm: tuple[Tensor, Tensor] | None, shapes: Shapes, like
     if norm is None:
         return None
     require(not spec.memory.linear, f"norm was given, but {spec.memory.label} has no LayerNorm")
-    require(len(norm) == 2, f"norm must be (gain, shift), got {len(norm)} tensors")
+    pair = isinstance(norm, tuple | list) and len(norm) == 2 and all(isinstance(x, Tensor) for x in norm)
+    require(
+        pair, f"norm must be two tensors, (gain, shift), got {type(norm).__name__ if not isinstance(norm, tuple) else norm}"
+    )
     for name, x in zip(("gain", "shift"), norm, strict=True):
+        require(x.is_floating_point(), f"norm's {name} must be a floating-point tensor, got {x.dtype}")
+        require(x.device == like.device, f"norm's {name} is on {x.device}, but q is on {like.device}")
         wanted = [shapes.heads, shapes.values]
         require(list(x.shape) == wanted, f"norm's {name} must be [H,V] = {wanted}, got {list(x.shape)}")
     return Norm(norm[0].to(like.dtype), norm[1].to(like.dtype))

@@ -22,7 +22,7 @@ from .forms.chunk import chunk
 from .forms.common import as_tuple, begin, stacked
 from .forms.ragged import buckets, positions, unpacked, unpacked_gates
 from .forms.recurrent import read, recurrent
-from .retention import L2, Dual
+from .retention import Dual
 from .spec import Spec
 from .types import AnyState, Gates, Norm, State, Weights, require
 
@@ -79,7 +79,7 @@ def memorize(
     dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
     with torch.autocast(q.device.type, enabled=False):
         like = torch.empty(0, dtype=dtype, device=q.device)
-        shaped = checks.gates_of(spec, gates or Gates(), shapes, like)
+        shaped = checks.gates_of(spec, Gates() if gates is None else gates, shapes, like)
         key = tied_key(spec, shaped.to(dtype)) if k is None else k
         gain = checks.norm_of(spec, norm, shapes, like)
         if state is None:
@@ -89,6 +89,9 @@ def memorize(
         else:
             require(weights is None, "weights and state were both given: a state holds its weights, give one of them")
             start = checks.state_of(spec, state, shapes, like, form)
+        if q.shape[1] == 0:
+            # not a token: nothing is learned, and what was known stays
+            return v[:, :0], start if state is not None else begun(linked=True)
         call = Call(spec, q, key, v, shaped, gain, start)
         how = "torch" if form == "recurrent" else choose(call, size, backend, packed=cu_seqlens is not None)
         if state is None and how != "triton" and isinstance(spec.retention, Dual):
@@ -257,7 +260,7 @@ def fused_rows(call: Call, size: int) -> tuple[Tensor, AnyState]:
 
 def tied_key(spec: Spec, gates: Gates) -> Tensor:
     """The key 1 - alpha of a tied retention."""
-    assert isinstance(spec.retention, L2) and spec.retention.tied and gates.log_alpha is not None
+    assert spec.tied and gates.log_alpha is not None
     return -torch.expm1(gates.log_alpha)
 
 

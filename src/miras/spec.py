@@ -46,6 +46,11 @@ class Spec:
         for room, kind in rooms.items():
             part = getattr(self, room)
             require(isinstance(part, kind), f"Spec's {room} must be a {kind.__module__}.{kind.__name__}, got {part!r}")
+            own = "__dataclass_params__" in vars(type(part))
+            require(
+                own,
+                f"{type(part).__name__} must be a dataclass of its own: write @dataclass(frozen=True, kw_only=True) above it",
+            )
         require(
             isinstance(self.chunk_size, int) and self.chunk_size >= 1,
             f"Spec's chunk_size must be an integer >= 1, got {self.chunk_size!r}",
@@ -67,6 +72,11 @@ class Spec:
     def decoupled(self) -> bool:
         """Whether one key is removed and another written."""
         return isinstance(self.algorithm, algorithms.GradientDescent) and self.algorithm.decoupled
+
+    @property
+    def tied(self) -> bool:
+        """Whether the key is 1 - alpha, so that none is given."""
+        return isinstance(self.retention, retentions.L2) and self.retention.tied
 
     @property
     def zero_start(self) -> bool:
@@ -171,7 +181,7 @@ def _lines(spec: Spec) -> Iterator[tuple[str, Rule]]:
         )
     if not short:
         yield "", Rule(f"c_t = {error.text}", f"c_t = {error.latex}")
-    if isinstance(spec.retention, retentions.L2) and spec.retention.tied:
+    if spec.tied:
         yield "", Rule("k_t = 1 - alpha_t", r"\mathbf{k}_t = \mathbf{1} - \alpha_t")
     if line is not None:
         yield "learn", line

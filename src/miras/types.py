@@ -134,6 +134,8 @@ class CacheState(NamedTuple):
 
 
 AnyState = State | NewtonState | CacheState
+# so that torch.load takes a state that torch.save wrote
+torch.serialization.add_safe_globals([State, Progress, NewtonState, CacheState])
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -160,6 +162,7 @@ class Part:
     @classmethod
     def from_dict(cls: type[PartT], values: dict[str, Any]) -> PartT:
         """The part that ``to_dict`` wrote; classes of the user's own are found once they are defined."""
+        require(isinstance(values, dict), f"a {cls.room} is read from a dictionary with its name, got {values!r}")
         values = dict(values)
         name = values.pop("name", None)
         concrete = {known: kind for known, kind in cls.known.items() if not inspect.isabstract(kind)}

@@ -55,6 +55,13 @@ def test_a_single_text_file_gives_its_end_for_validation(tmp_path, name, monkeyp
     assert [piece.split for piece in pieces if piece.closes] == ["train", "valid"]
 
 
+@pytest.mark.parametrize("text", ["word " * 2001, "a\n" * 50 + "word " * 2000 + "\n", "no end\n" * 20 + "word " * 500])
+def test_a_single_text_of_long_lines_has_an_end_too(tmp_path, text):
+    pieces = list(source_of(str(write(tmp_path / "a.txt", [text])), valid_share=0.1).pieces(Complaints("error")))
+    assert [piece.split for piece in pieces] == ["train", "valid"] and "".join(piece.text for piece in pieces) == text
+    assert len(pieces[1].text) == pytest.approx(0.1 * len(text), rel=0.3)
+
+
 def test_a_folder_is_read_in_the_order_of_its_names_and_says_what_it_passes_over(tmp_path):
     (tmp_path / "b").mkdir()
     write(tmp_path / "b" / "x.txt", ["second"])
@@ -87,7 +94,7 @@ BAD = [
         r"a\.jsonl, line 3: no text under 'text', it has body, id; --data\.field names it",
     ),
     ('{"text": "fine"}\n[1]\n', r"a\.jsonl, line 2: no text under 'text', it is no object"),
-    ('{"text": "fine"}\n{"text": null}\n', r"a\.jsonl, line 2: no text under 'text', it has text"),
+    ('{"text": "fine"}\n{"text": null}\n', r"a\.jsonl, line 2: no text under 'text', it is a NoneType there"),
 ]
 
 

@@ -125,6 +125,19 @@ def test_transformers_trainer(tmp_path):
     assert (tmp_path / "checkpoint-3" / "model.safetensors").exists()
 
 
+def test_transformers_trainer_evaluates(tmp_path):
+    """With a loss, which it needs for the best checkpoint, and with the logits alone as predictions."""
+    model = build("gla", torch.float32)
+    arguments = TrainingArguments(tmp_path, per_device_eval_batch_size=2, report_to=[], use_cpu=True, disable_tqdm=True)
+    trainer = Trainer(model, arguments, eval_dataset=Repeated())
+    assert trainer.label_names == ["labels"]
+    ids = Repeated()[0]["input_ids"][None]
+    with torch.no_grad():
+        want = model.eval()(ids, labels=ids)
+    assert trainer.evaluate()["eval_loss"] == pytest.approx(want.loss.item(), rel=1e-4)
+    assert trainer.predict(Repeated()).predictions.shape[1:] == want.logits.shape[1:]
+
+
 def test_transformers_collator_of_packed_documents():
     model = build("yaad", torch.float32)
     documents = [tokens(length, seed=length).tolist() for length in (3, 5, 4)]

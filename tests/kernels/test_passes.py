@@ -20,7 +20,7 @@ PARTS = ((2, 8, 0.3, 1e-3), (2, 8, 1.5, 1e-6), (1, 5, 1.0, None))
 
 
 def turned(x):
-    return rotary.rotary(x, *turns(torch.arange(x.shape[1], device=DEVICE)[None], x.shape[-1], 1e4), False)
+    return rotary.rotary(x, *turns(torch.arange(x.shape[1], device=DEVICE)[None], x.shape[-1], 1e4, x.dtype), False)
 
 
 # how each is called, the shapes of what it differentiates, and which of these is a parameter

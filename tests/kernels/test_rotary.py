@@ -26,7 +26,7 @@ def results(x, angles, outer, fused, monkeypatch):
 
 
 def compared(x, positions, monkeypatch):
-    angles, outer = turns(positions, x.shape[-1], 1e4), torch.randn(x.shape, device=DEVICE).to(x.dtype)
+    angles, outer = turns(positions, x.shape[-1], 1e4, x.dtype), torch.randn(x.shape, device=DEVICE).to(x.dtype)
     got = results(x, angles, outer, True, monkeypatch)
     want = results(x.detach().double().requires_grad_(), angles, outer, False, monkeypatch)
     for a, b in zip(got, want, strict=True):

@@ -10,6 +10,7 @@ from torch.utils import _pytree as pytree
 from catalogue import BIASES, MEMORIES, RETENTIONS, meaningful
 from miras import Spec, algorithm, bias, memory, nn, presets, retention
 from miras.nn import MirasLayer, recipe_of
+from miras.nn.functional import turns
 
 CHUNK, TIME, DIM = 4, 15, 16
 each_preset = pytest.mark.parametrize("name", presets.PRESETS)
@@ -96,6 +97,34 @@ def test_a_row_may_be_nothing_but_padding(name):
 
 
 @each_preset
+def test_a_call_may_have_no_token_at_all(name):
+    """Nothing but padding, or a stretch of no length: nothing is read, and the state goes on, rows at different places too."""
+    layer, x = build(name), draw(2, 9, DIM)
+    mask = torch.ones(2, 9, dtype=torch.bool)
+    mask[0, :3] = False
+    with torch.no_grad():
+        whole, _ = layer(x, mask=mask)
+        nothing, state = layer(x[:, :2], mask=torch.zeros(2, 2, dtype=torch.bool))
+        assert nothing.shape == (2, 2, DIM) and not nothing.any()
+        first, state = layer(x[:, :5], state, mask=mask[:, :5])
+        _, state = layer(x[:, :0], state)
+        nothing, state = layer(x[:, :2], state, mask=torch.zeros(2, 2, dtype=torch.bool))
+        assert not nothing.any()
+        rest, state = layer(x[:, 5:], state)
+    close(torch.cat([first, rest], 1), whole)
+    assert state.seen.tolist() == [6, 9]
+
+
+@each_preset
+def test_a_state_is_saved_and_loaded_by_torch_alone(name, tmp_path):
+    layer, x = build(name), draw(2, 7, DIM)
+    with torch.no_grad():
+        whole, (_, state) = layer(x)[0], layer(x[:, :4])
+        torch.save(state, tmp_path / "state.pt")
+        close(layer(x[:, 4:], torch.load(tmp_path / "state.pt"))[0], whole[:, 4:])
+
+
+@each_preset
 def test_packed_sequences_equal_one_by_one_and_nothing_leaks(name):
     layer, x = build(name), draw(1, TIME, DIM).requires_grad_()
     bounds = [0, 3, 4, 10, TIME]
@@ -154,7 +183,12 @@ def test_gradients_equal_finite_differences(name):
         assert abs(got - want) <= 1e-4 * abs(want) + 1e-12, parameter_name
 
 
-COMPOSED = list(meaningful(MEMORIES[:3], BIASES[:8:3], RETENTIONS[::3], [algorithm.GradientDescent()]))
+SIDES = [retention.L2(side=side) for side in ("key", "outer")] + [retention.L2(side="key", tied=True), retention.Keep()]
+MOVES = [algorithm.GradientDescent(decoupled=True), algorithm.Momentum(), algorithm.MultiStep(n=2)]
+COMPOSED = [
+    *meaningful(MEMORIES[:3], BIASES[:8:3], RETENTIONS[::3], [algorithm.GradientDescent()]),
+    *meaningful([memory.Matrix()], BIASES[:8], SIDES, [algorithm.GradientDescent(), *MOVES]),
+]
 
 
 @pytest.mark.parametrize("spec", COMPOSED, ids=str)
@@ -225,6 +259,15 @@ def test_rotary_positions_go_on_from_the_state():
         assert (whole - plain(x)[0]).abs().max() > 1e-3
 
 
+def test_rotary_angles_are_exact_however_far_a_stream_has_come():
+    positions = torch.tensor([[3, 10**6, 5 * 10**7]])
+    angle = positions[..., None].double() * 1e4 ** -(torch.arange(4, dtype=torch.float64) / 4)
+    for dtype, digits in ((torch.float64, 1e-12), (torch.bfloat16, 1e-7)):
+        cosine, sine = turns(positions, 8, 1e4, dtype)
+        assert cosine.dtype == torch.promote_types(dtype, torch.float32)
+        assert (cosine - angle.cos()).abs().max() < digits and (sine - angle.sin()).abs().max() < digits
+
+
 def test_values_are_scaled_where_asked_for():
     recipe = dataclasses.replace(recipe_of(presets.yaad()), value_norm=True)
     layer, x = build("yaad", recipe=recipe), draw(1, 9, DIM)
@@ -246,6 +289,36 @@ CASES = {
         "mask and cu_seqlens were both given",
     ),
     "mask": (lambda: MirasLayer(16, 2)(torch.randn(1, 4, 16), mask=torch.ones(1, 5)), r"mask must be \[1, 4\], got \[1, 5\]"),
+    "added mask": (
+        lambda: MirasLayer(16, 2)(torch.randn(1, 4, 16), mask=torch.tensor([[0.0, 0.0, -torch.inf, -torch.inf]])),
+        "a mask is 1 where there is a token and 0 elsewhere, got one with negative numbers",
+    ),
+    "bounds": (
+        lambda: MirasLayer(16, 2)(torch.randn(1, 4, 16), cu_seqlens=torch.tensor([0, 3])),
+        "cu_seqlens must rise from 0 to T=4",
+    ),
+    "bounds of a batch": (
+        lambda: MirasLayer(16, 2)(torch.randn(2, 4, 16), cu_seqlens=torch.tensor([0, 4])),
+        "cu_seqlens packs sequences in a batch of 1, got a batch of 2",
+    ),
+    "bounds in a list": (
+        lambda: MirasLayer(16, 2)(torch.randn(1, 4, 16), cu_seqlens=[0, 4]),
+        "cu_seqlens must be a tensor, got list",
+    ),
+    "no spec": (lambda: MirasLayer(16, 2, None), "spec must be a Spec"),
+    "no state": (
+        lambda: MirasLayer(16, 2)(torch.randn(1, 4, 16), "x"),
+        "state must be what a call of this layer returned, got str",
+    ),
+    "shared steps without keys": (
+        lambda: MirasLayer(16, 2, "hgrn2", recipe=recipe_of(presets.yaad())),
+        "steps are shared along keys, and hgrn2.* has none",
+    ),
+    "start": (
+        lambda: nn.GateRecipe(name="eta", link="sigmoid", start=1.0),
+        "eta starts at 1.0, which must lie below its limit",
+    ),
+    "no start": (lambda: nn.GateRecipe(name="eta", link="sigmoid", start=0.0), "eta's start must be > 0, got 0.0"),
     "gates": (
         lambda: MirasLayer(16, 2, "yaad", recipe=nn.Recipe()),
         r"needs the gates \['eta', 'log_alpha', 'delta'\], which the recipe does not make",

@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from miras import Gates, Spec, algorithm, bias, memorize, memory, presets, retention
+from miras.hf import MirasConfig
 from miras.nn import MirasLayer, Recipe, recipe_of
 from miras.nn.shared_steps import Recent, Sum, shared
 
@@ -143,6 +144,26 @@ def test_a_steeper_bias_takes_shorter_steps(p):
     for spec in (named, dataclasses.replace(named, name="")):
         recipe = recipe_of(spec)
         assert (recipe.gate("eta").start, recipe.step_sum) == (pytest.approx(0.09 / p), pytest.approx(1 / p))
+
+
+@pytest.mark.parametrize("name", ["moneta", "yaad"])
+def test_a_gate_makes_no_step_that_would_be_cut(name):
+    """Up to the largest step every change of a gate changes the step of a lone token, by its own gradient."""
+    layer = MirasLayer(16, 2, name, chunk_size=1).double()
+    x = torch.randn(1, 1, 16, dtype=torch.float64)
+    for value in (-3.0, 0.0, 3.0):
+        torch.nn.init.constant_(layer.gates["eta"].bias, value)
+        alone, (sent,) = layer.gates["eta"](x).value, layer.prepare(x).gates.eta[None]
+        assert torch.equal(alone, sent) and alone.max() <= layer.sum.most * layer.memory.unit
+        (slope,) = torch.autograd.grad(sent.sum(), layer.gates["eta"].bias)
+        assert (slope > 0).all()
+
+
+def test_a_longest_step_above_the_sum_is_refused():
+    with pytest.raises(ValueError, match=r"step_limit=2\.0 is more than step_sum=1\.0, to which a step is cut: give"):
+        _ = MirasConfig.preset("yaad-tiny", step_limit=2.0).recipe
+    for most in (2.0, 0.0):
+        assert MirasConfig.preset("yaad-tiny", step_limit=2.0, step_sum=most).recipe.gate("eta").limit == 2.0
 
 
 def test_a_recipe_without_steps_or_unit_keys_is_refused():

@@ -24,6 +24,7 @@ class Lp(Bias):
     eps: float = EPS
 
     def __post_init__(self) -> None:
+        require(isinstance(self.p, int | float), f"Lp's p is a number, got {self.p!r}")
         require(self.p >= 1, f"Lp needs p >= 1 (below that the gradient is infinite at e = 0), got p={self.p}")
         require(self.sharpness > 0, f"Lp needs sharpness > 0, got {self.sharpness}")
         require(self.eps > 0, f"Lp needs eps > 0, got {self.eps}")

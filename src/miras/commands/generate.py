@@ -41,11 +41,21 @@ def run_generate(arguments: argparse.Namespace) -> None:
     """``miras generate``."""
     options = sampling(arguments)
     prompt = sys.stdin.read() if arguments.prompt == "-" else arguments.prompt
+    require(is_text(prompt), "the prompt is not UTF-8 text")
     require(bool(prompt) or arguments.state is not None, "there is nothing to continue: give --prompt, --state or both")
     if arguments.save_state is not None:
         check_target(arguments.save_state, "cannot keep a memory in")
     loaded = load(arguments, "generate")
     generate(loaded, prompt, arguments, options)
+
+
+def is_text(prompt: str) -> bool:
+    """Whether a text from outside has no bytes in it that are no characters."""
+    try:
+        prompt.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def sampling(arguments: argparse.Namespace) -> dict[str, Any]:

@@ -126,13 +126,13 @@ class Files(Source):
         """The blocks of a text file."""
         name = self.name(file)
         whole = self.only or split_of(name, self.valid_share)
-        cut = length_of(file) * (1 - self.valid_share) if self.single and self.only is None else None
+        cut = int(length_of(file) * (1 - self.valid_share)) if self.single and self.only is None else None
         try:
             read, previous = 0, None
             for block in blocks(file):
                 if "\0" in block:
                     raise UnicodeError
-                for text in (block,) if cut is None or not read < cut < read + len(block) else halves(block, int(cut) - read):
+                for text in (block,) if cut is None or not read < cut < read + len(block) else halves(block, cut - read):
                     split = whole if cut is None else ("train" if read < cut else "valid")
                     if previous is not None:
                         yield previous._replace(closes=split != previous.split)
@@ -145,9 +145,10 @@ class Files(Source):
 
 
 def halves(block: str, middle: int) -> tuple[str, ...]:
-    """A block in two, cut after the end of a line near its middle."""
-    place = block.find("\n", middle) + 1 or middle
-    return tuple(part for part in (block[:place], block[place:]) if part)
+    """A block in two, cut after the first line that ends beyond its middle, or there where that is the block's last."""
+    place = block.find("\n", middle) + 1
+    place = place if 0 < place < len(block) else middle
+    return block[:place], block[place:]
 
 
 def kind_of(path: Path) -> str:
@@ -209,6 +210,7 @@ def json_lines(path: Path, field: str, complaints: Complaints) -> Iterator[tuple
                     continue
                 if not isinstance(row, dict) or not isinstance(row.get(field), str):
                     has = f"it has {', '.join(row)}" if isinstance(row, dict) else "it is no object"
+                    has = f"it is a {type(row[field]).__name__} there" if isinstance(row, dict) and field in row else has
                     complaints.bad("lines", f"{path}, line {number}: no text under {field!r}, {has}; --data.field names it")
                     continue
                 yield number, row[field]

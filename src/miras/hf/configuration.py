@@ -129,9 +129,17 @@ class MirasConfig(PreTrainedConfig):
                 gate = dataclasses.replace(gate, pace=self.gate_pace)
             if gate.name == "eta":
                 start, limit = self.step_start, self.step_limit
-                gate = dataclasses.replace(gate, start=start or gate.start, limit=limit or gate.limit)
+                gate = dataclasses.replace(
+                    gate, start=gate.start if start is None else start, limit=gate.limit if limit is None else limit
+                )
             gates.append(gate)
-        return dataclasses.replace(recipe, gates=tuple(gates), **changes)
+        made = dataclasses.replace(recipe, gates=tuple(gates), **changes)
+        most = made.step_sum
+        require(
+            most is None or self.step_limit is None or self.step_limit <= most,
+            f"step_limit={self.step_limit} is more than step_sum={most}, to which a step is cut: give step_sum too, 0 for none",
+        )
+        return made
 
     def mixer(self, number: int) -> MirasLayer | SlidingWindowAttention:
         """The mixer of a block: a memory, or, in every second block of a hybrid, attention over a window."""

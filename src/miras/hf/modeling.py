@@ -202,7 +202,6 @@ class MirasForCausalLM(MirasPreTrainedModel, GenerationMixin):
         cu_seqlens: Tensor | None = None,
         cu_seq_lens_q: Tensor | None = None,
         num_items_in_batch: Tensor | int | None = None,
-        shift_labels: Tensor | None = None,
         **kwargs: Any,
     ) -> CausalLMOutputWithPast:
         """Logits of the next token, and the loss where there are labels; other arguments as in :class:`MirasModel`.
@@ -213,13 +212,15 @@ class MirasForCausalLM(MirasPreTrainedModel, GenerationMixin):
             labels: ``[B,T]``, the tokens themselves (they are shifted here), -100 where there is nothing to learn. The first
                 token of a packed sequence is never a label.
             logits_to_keep: logits of the last so many tokens, or of those given; 0 for all.
-            shift_labels: ``[B,T]``, each token's successor, already shifted, in place of ``labels``.
             num_items_in_batch: divides the loss instead of the number of labels, for accumulated gradients.
-            kwargs: what transformers passes to all models and this one has no use for.
+            kwargs: ``shift_labels`` ``[B,T]``, each token's successor, already shifted, in place of ``labels`` (not by name: a
+                Trainer takes every argument named so for one that its data must have); what transformers passes to all models
+                and this one has no use for.
 
         While it trains with labels the model returns no logits, unless ``config.loss_chunk`` is 0.
         """
         cu_seqlens = cu_seq_lens_q if cu_seqlens is None else cu_seqlens
+        shift_labels: Tensor | None = kwargs.get("shift_labels")
         outputs = self.model(
             input_ids=input_ids,
             attention_mask=attention_mask,

@@ -19,7 +19,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .. import presets
-from ..retention import L2
 from ..spec import Spec
 from ..types import require
 from .stream import draw, outlier_count
@@ -110,8 +109,7 @@ class Outcome(NamedTuple):
 
 def unfit(spec: Spec) -> str:
     """Why a spec cannot be given keys to store, or nothing."""
-    tied = isinstance(spec.retention, L2) and spec.retention.tied
-    return "it writes with the key 1 - alpha, so no key can be given to it" if tied else ""
+    return "it writes with the key 1 - alpha, so no key can be given to it" if spec.tied else ""
 
 
 def experiment(name: str, settings: Settings) -> Outcome:

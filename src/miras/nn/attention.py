@@ -26,6 +26,9 @@ class WindowState(NamedTuple):
     seen: Tensor
 
 
+torch.serialization.add_safe_globals([WindowState])
+
+
 def windowed(q: Tensor, keys: Tensor, values: Tensor, seen: Tensor) -> Tensor:
     """y_t = softmax attention of q_t over the last S pairs up to t, in blocks of at most S queries.
 
@@ -92,7 +95,7 @@ class SlidingWindowAttention(nn.Module):
             empty = k.new_zeros(batch, self.window, self.heads, self.width)
             state = WindowState(empty, empty, torch.zeros(batch, dtype=torch.long, device=q.device))
         positions = state.seen[:, None] + torch.arange(time, device=q.device)
-        angles = turns(positions, self.width, self.rope)
+        angles = turns(positions, self.width, self.rope, q.dtype)
         q, k = turned(q, *angles), turned(k, *angles)
         keys, values = torch.cat([state.keys.to(k.dtype), k], 1), torch.cat([state.values.to(v.dtype), v], 1)
         y = windowed(q, keys, values, state.seen) if time else q

@@ -43,7 +43,8 @@ class Extras(nn.Module):
             eta, (_, _, removal, replacement) = gates.eta, self()
             assert k is not None and eta is not None and removal is not None and replacement is not None
             gates = gates._replace(kappa=unit_length(k * removal.to(k.dtype)))
-            k = k * (1 + (eta - 1) * replacement).to(k.dtype)
+            rate = eta if eta.dim() == 4 else eta[..., None]
+            k = k * (1 + (rate - 1) * replacement).to(k.dtype)
         return k, v, gates
 
     def output(self, y: Tensor, q: Tensor, k: Tensor | None, v: Tensor) -> Tensor:

@@ -95,6 +95,13 @@ class GateRecipe:
         require(self.rank is None or self.rank >= 1, f"{self.name}'s rank must be 1 or more, or None, got {self.rank}")
         require(self.limit > 0, f"{self.name}'s limit must be > 0, got {self.limit}")
         require(self.pace > 0, f"{self.name}'s pace must be > 0, got {self.pace}")
+        ends = self.start if isinstance(self.start, tuple) else (self.start, self.start)
+        require(min(ends) > 0, f"{self.name}'s start must be > 0, got {self.start}")
+        bounded = self.link in ("sigmoid", "bounded_decay")
+        require(
+            not bounded or max(ends) < self.limit,
+            f"{self.name} starts at {self.start}, which must lie below its limit {self.limit}",
+        )
 
 
 class Made(NamedTuple):

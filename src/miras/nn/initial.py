@@ -43,6 +43,8 @@ def scale_of(retention: Retention, shape: tuple[int, ...], size: float = 1.0) ->
     elif not retention.zero_start:
         factor = SPREAD * size
     held = retention.start(factor * drawn)
+    if torch.equal(held.weight, held.accumulated):
+        return Scale(factor, factor**2)
     return Scale(factor, float(held.weight.std() * held.accumulated.std()))
 
 

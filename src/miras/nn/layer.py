@@ -5,17 +5,17 @@ B batch, T time, C channels of the input, H heads, K key channels, V value chann
 
 from __future__ import annotations
 
+import dataclasses
 from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .. import presets
+from .. import checks, presets
 from ..algorithm import Descent
 from ..memorize import Backend, memorize
 from ..memory import MLP
-from ..retention import L2
 from ..spec import Spec
 from ..types import AnyState, Gates, require
 from .convolution import ShortConvolution, TokenShift
@@ -42,6 +42,9 @@ class MirasState(NamedTuple):
     memory: AnyState
     seen: Tensor
     recent: Recent | None = None
+
+
+torch.serialization.add_safe_globals([MirasState])
 
 
 class Prepared(NamedTuple):
@@ -111,6 +114,7 @@ class MirasLayer(nn.Module):
         """
         super().__init__()
         self.spec = presets.get(spec) if isinstance(spec, str) else spec
+        checks.spec_of(self.spec)
         self.recipe = recipe_of(self.spec) if recipe is None else recipe
         require(dim >= 1 and heads >= 1, f"dim and heads must be >= 1, got dim={dim} and heads={heads}")
         require(head_dim is not None or dim % heads == 0, f"dim={dim} is not a multiple of heads={heads}: give head_dim")
@@ -119,7 +123,10 @@ class MirasLayer(nn.Module):
         self._check_widths()
         self.chunk_size, self.backend = chunk_size, backend
         self.pairs = self.spec.algorithm.pairs if isinstance(self.spec.algorithm, Descent) else 1
-        tied = isinstance(self.spec.retention, L2) and self.spec.retention.tied
+        tied = self.spec.tied
+        require(
+            not tied or self.recipe.step_sum is None, f"steps are shared along keys, and {self.spec} has none: step_sum=None"
+        )
         self.parts = parts_of(self.recipe, heads, self.keys, self.values, self.pairs, tied)
         self.projected = sum(part.width for part in self.parts)
         self.q_proj = nn.Linear(dim, self.parts[0].width, bias=False)
@@ -153,6 +160,9 @@ class MirasLayer(nn.Module):
             require(recipe.name in needs, f"the recipe has a gate {recipe.name}, but {self.spec} takes {sorted(needs)}")
             wide = self.values if needs[recipe.name].width == "value" else self.keys
             unit, pairs = (self.memory.unit, self.pairs) if recipe.name == "eta" else (1.0, 1)
+            if recipe.name == "eta" and self.recipe.step_sum is not None:
+                # a longer step would be cut to that, and its gate learn nothing more
+                recipe = dataclasses.replace(recipe, limit=min(recipe.limit, self.recipe.step_sum))
             lean = isinstance(self.spec.memory, MLP)
             made[recipe.name] = gate_of(recipe, self.dim, self.heads, wide, pairs=pairs, unit=unit, lean=lean)
         missing = [name for name, need in needs.items() if need.required and name not in made and name != "kappa"]
@@ -188,10 +198,15 @@ class MirasLayer(nn.Module):
 
     def prepare(self, x: Tensor, state: MirasState | None = None, *, cu_seqlens: Tensor | None = None) -> Prepared:
         """Everything before the memory: projections, convolution, treatment of q and k, gates."""
+        if cu_seqlens is not None:
+            checks.packing(cu_seqlens, *x.shape[:2])
         places = None if cu_seqlens is None else Places.of(cu_seqlens)
         rows = x.shape[0] if places is None else len(places.lengths)
         window = self._window(x, rows)
         if state is not None:
+            require(
+                isinstance(state, MirasState), f"state must be what a call of this layer returned, got {type(state).__name__}"
+            )
             fits = state.window.shape == window.shape
             require(fits, f"state must have a window {list(window.shape)}, got {list(state.window.shape)}")
             window = state.window
@@ -266,7 +281,7 @@ class MirasLayer(nn.Module):
             positions = seen[:, None] + torch.arange(q.shape[1], device=q.device)
         else:
             positions = (seen[places.row] + places.position)[None]
-        angles = turns(positions, self.keys, self.recipe.rope)
+        angles = turns(positions, self.keys, self.recipe.rope, q.dtype)
         each = [angle.repeat_interleave(self.pairs, 1) for angle in angles] if self.pairs > 1 else angles
         return turned(q, *angles), None if k is None else turned(k, *each)
 

@@ -50,6 +50,10 @@ class Packing(NamedTuple):
         A row is one sequence and each further start in it another; a row without tokens is an empty sequence.
         """
         require(mask.dim() == 2, f"a mask must be [B,T], got {list(mask.shape)}")
+        added = mask.is_floating_point() and bool((mask < 0).any())
+        require(
+            not added, "a mask is 1 where there is a token and 0 elsewhere, got one with negative numbers, as if to be added"
+        )
         there = mask.to(torch.bool)
         where = there.flatten().nonzero().squeeze(1)
         begins = torch.zeros_like(there) if starts is None else starts & there

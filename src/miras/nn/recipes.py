@@ -11,7 +11,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from ..algorithm import NonParametric
+from ..algorithm import Momentum, NonParametric
 from ..bias import DotProduct, Lp
 from ..forms.chunk import family
 from ..memory import MLP, Matrix
@@ -38,9 +38,9 @@ class Recipe:
         scaled: whether q is divided by sqrt(K).
         rope: the base of rotary positions on q and k, or None.
         value_norm: whether each head's value is scaled to unit RMS.
-        step_sum: what the steps of keys alike, among as many tokens as a chunk has, add up to at most (``nn.shared_steps``):
-            one whole step for a deep memory, less of it for a bias whose gradient is larger than that of l2; None: each keeps
-            its own.
+        step_sum: what the steps of keys alike, among as many tokens as a chunk has, add up to at most (``nn.shared_steps``),
+            and the most that a single one can be, whatever limit its gate has: one whole step for a deep memory, less of it for
+            a bias whose gradient is larger than that of l2; None: each keeps its own.
         start: standard deviation of a memory's learned initial weights (of their logits' spread, on a simplex).
         output_norm: whether each head's output is RMS-normalised.
         output_gate: the function of the gate on the output, or None. A SiLU starts near zero with either sign, which holds
@@ -184,7 +184,7 @@ def recipe_of(spec: Spec) -> Recipe:
 
 def _descends(spec: Spec, recipe: Recipe) -> bool:
     """Whether a memory takes steps towards a value, all of a chunk from its start: a matrix with exact chunks does not."""
-    if recipe.gate("eta") is None or isinstance(spec.bias, DotProduct):
+    if recipe.gate("eta") is None or isinstance(spec.bias, DotProduct) or spec.tied:
         return False
     return isinstance(spec.memory, MLP) or (isinstance(spec.memory, Matrix) and family(spec) == "scan")
 
@@ -200,8 +200,9 @@ def _tame(spec: Spec, gate: GateRecipe) -> GateRecipe:
     Steps along a steeper gradient start shorter. A deep memory that is drawn back to its first weights does not shrink, and may
     forget from the start.
     """
-    if gate.name == "eta" and isinstance(spec.memory, MLP) and isinstance(spec.bias, Lp):
-        return dataclasses.replace(gate, start=STEEP_START / _steepness(spec))
+    if gate.name == "eta" and isinstance(spec.bias, Lp) and not isinstance(gate.start, tuple):
+        whole = STEEP_START if isinstance(spec.memory, MLP) else gate.start
+        return dataclasses.replace(gate, start=whole / _steepness(spec))
     return dataclasses.replace(gate, start=DECAY.start) if gate.start == DEEP_DECAY.start and spec.retention.anchored else gate
 
 
@@ -212,7 +213,9 @@ def _default(spec: Spec, need: GateNeed) -> GateRecipe:
     if need.name == "log_alpha" and isinstance(spec.memory, MLP):
         return DEEP_DECAY
     if need.name == "log_beta":
-        return dataclasses.replace(DECAY, name="log_beta")
+        beta = dataclasses.replace(DECAY, name="log_beta")
+        # a momentum beside decays that are channel-wise on both sides has no chunk form
+        return one_a_head(beta) if isinstance(spec.algorithm, Momentum) else beta
     return DEFAULTS[need.name]  # type: ignore[index]
 
 

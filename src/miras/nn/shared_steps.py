@@ -6,8 +6,9 @@ than twice too far overshoots. With beta_i = eta_i / unit, the step relative to 
     eta_t  becomes  eta_t min(1, m / c_t),    c_t = sum_(t-C < i <= t) beta_i (k_i . k_t)^2.
 
 What steps along a key add up to is no more than m then, and with m = 2 they do not overshoot where the gradient is that of l2.
-Nothing changes where it never was more: for keys that differ, and in chunks of one token. The last C - 1 pairs are carried from
-call to call, as a convolution carries its window: it does not matter where chunks begin.
+Nothing changes where it never was more: for keys that differ, and in chunks of one token, as long as no single step is more
+than m, which a layer's gate sees to. The last C - 1 pairs are carried from call to call, as a convolution carries its window:
+it does not matter where chunks begin.
 
 B batch, T tokens of a call, S tokens behind each other, H heads, K key channels, D channels of a step, R sequences, W = C - 1
 """
@@ -37,6 +38,9 @@ class Recent(NamedTuple):
 
     keys: Tensor
     steps: Tensor
+
+
+torch.serialization.add_safe_globals([Recent])
 
 
 def crowding(keys: Tensor, steps: Tensor, width: int) -> Tensor:
