@@ -47,6 +47,21 @@ def test_sliding_is_a_loop_over_windows(model, tokenizer, context, stride):
     assert found.loss.perplexity == pytest.approx(math.exp(found.loss.nats_per_token))
 
 
+def test_word_perplexity_counts_words_as_lm_eval_does(model, tokenizer):
+    """Over all documents together, whatever the tokenizer: lm-eval's own count and its own exp of the mean."""
+    metrics = pytest.importorskip("lm_eval.api.metrics")
+    wikitext = pytest.importorskip("lm_eval.tasks.wikitext.preprocess_wikitext")
+    texts = [" = A title = \n\nOne  page of\ttext .\n", "another one"]
+    found = perplexity(model, tokenizer, texts, mode=Sliding(context=64), separate=True)
+    alone = [perplexity(model, tokenizer, text, mode=Sliding(context=64)).loss.nats for text in texts]
+    scored = [
+        wikitext.process_results({"page": text}, (-nats,))["word_perplexity"] for text, nats in zip(texts, alone, strict=True)
+    ]
+    assert found.words == sum(words for _, words in scored)
+    assert found.word_perplexity == pytest.approx(metrics.weighted_perplexity(scored), rel=1e-9)
+    assert found.to_dict()["word_perplexity"] == found.word_perplexity
+
+
 def test_losses_by_position(model, tokenizer):
     loop = by_hand(model, [START, *TEXT.encode()], 40, 40)
     found = perplexity(model, tokenizer, TEXT, mode=Sliding(context=40, stride=40), buckets=16)

@@ -109,7 +109,9 @@ def told(found: Perplexity) -> str:
         rows.append([name, f"{loss.tokens:,}", f"{loss.bits_per_byte:.4f}", f"{loss.nats_per_token:.4f}", number])
     how = ", ".join(f"{key} {value}" for key, value in found.mode.to_dict().items() if key != "mode")
     rate = found.loss.tokens / max(found.seconds, 1e-9)
+    words = f"{found.word_perplexity:,.2f}" if math.isfinite(found.word_perplexity) else "-"
     return (
         f"{found.title}: {found.loss.bytes:,} bytes, {found.mode.to_dict()['mode']}, {how}\n{table(rows)}\n"
+        f"Perplexity is that of tokens; of its {found.words:,} words it is {words}.\n"
         f"Took {found.seconds:.1f} s ({rate:,.0f} tokens a second)."
     )

@@ -1,7 +1,8 @@
 """Perplexity and bits per byte of a model on a text: in windows that slide, or streamed with the memory carried along.
 
 loss = sum_t -log p(x_t | what came before),   nats a token = loss / tokens,
-perplexity = exp(loss / tokens),               bits per byte = loss / (bytes ln 2)
+perplexity = exp(loss / tokens),               bits per byte = loss / (bytes ln 2),
+word perplexity = exp(loss / words)
 """
 
 from __future__ import annotations
@@ -76,6 +77,7 @@ class Perplexity:
         loss: of the whole text.
         buckets: the same by position: in its window, or, streamed, from the start of its part of the text.
         seconds: that it took.
+        words: of the text, between white space; 0 where they were not counted.
     """
 
     title: str
@@ -83,11 +85,22 @@ class Perplexity:
     loss: Loss
     buckets: tuple[Bucket, ...]
     seconds: float
+    words: int = 0
+
+    @property
+    def word_perplexity(self) -> float:
+        """exp of -log p of the text divided by its words, which is that of lm-eval-harness and the same for any tokenizer."""
+        try:
+            return math.exp(self.loss.nats / self.words) if self.words else math.nan
+        except OverflowError:
+            return math.inf
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON."""
         table = [{"begin": bucket.begin, "end": bucket.end, **bucket.loss.to_dict()} for bucket in self.buckets]
-        return {"title": self.title, **self.mode.to_dict(), **self.loss.to_dict(), "buckets": table, "seconds": self.seconds}
+        word = self.word_perplexity if math.isfinite(self.word_perplexity) else None
+        whole = {**self.loss.to_dict(), "words": self.words, "word_perplexity": word}
+        return {"title": self.title, **self.mode.to_dict(), **whole, "buckets": table, "seconds": self.seconds}
 
 
 def perplexity(
@@ -127,7 +140,12 @@ def perplexity(
             if progress is not None:
                 progress(done, total)
     return Perplexity(
-        title=text.title, mode=mode, loss=tally.total(), buckets=tally.buckets(), seconds=time.monotonic() - began
+        title=text.title,
+        mode=mode,
+        loss=tally.total(),
+        buckets=tally.buckets(),
+        seconds=time.monotonic() - began,
+        words=text.words,
     )
 
 

@@ -6,6 +6,7 @@ N tokens of a document
 from __future__ import annotations
 
 import lzma
+import re
 import zlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -25,10 +26,11 @@ PIECE = 1_000_000
 
 
 class Document(NamedTuple):
-    """``tokens`` ``[N]``, and ``widths`` ``[N]``: the bytes of text that each adds."""
+    """``tokens`` ``[N]``, and ``widths`` ``[N]``: the bytes of text that each adds; its ``words``, 0 where nobody counted."""
 
     tokens: Tensor
     widths: Tensor
+    words: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,6 +60,12 @@ class Text:
         """Of all documents."""
         return sum(int(document.widths.sum()) for document in self.documents)
 
+    @property
+    def words(self) -> int:
+        """Of all documents; 0 where one does not say."""
+        each = [document.words for document in self.documents]
+        return sum(each) if all(each) else 0
+
 
 def text_of(texts: str | Iterable[str], tokenizer: Any, title: str = "the text") -> Text:
     """A text, or several documents, by a fast tokenizer of Hugging Face's.
@@ -77,7 +85,9 @@ def encoded(text: str, tokenizer: Any) -> Document:
     """A document's tokens and their widths."""
     parts = [_encoded(piece, tokenizer) for piece in _pieces(text)]
     tokens, widths = (np.concatenate([part[i] for part in parts] or [np.zeros(0, np.int64)]) for i in (0, 1))
-    return Document(torch.from_numpy(tokens.astype(np.int32)), torch.from_numpy(widths.astype(np.int32)))
+    # counted as lm-eval-harness does, whose perplexity of WikiText is that of words
+    words = len(re.split(r"\s+", text))
+    return Document(torch.from_numpy(tokens.astype(np.int32)), torch.from_numpy(widths.astype(np.int32)), words)
 
 
 def _pieces(text: str) -> Iterator[str]:
