@@ -92,7 +92,7 @@ def test_a_spec_in_every_form_and_through_json(tmp_path):
 
 CASES = {
     "no size": (lambda: MirasConfig.preset("yaad"), "unknown configuration 'yaad': a name is PRESET-SIZE"),
-    "unknown size": (lambda: MirasConfig.preset("yaad-2b"), "sizes are tiny, small, 4m, 30m, 120m, 340m, 760m, 1.3b"),
+    "unknown size": (lambda: MirasConfig.preset("yaad-2b"), "sizes are tiny, small, 600k, 4m, 30m, 120m, 340m, 760m, 1.3b"),
     "unknown preset": (lambda: MirasConfig.preset("llama-tiny"), "presets are retnet"),
     "no anchor": (
         lambda: MirasConfig.preset("gla-anchored-tiny"),

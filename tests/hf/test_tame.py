@@ -30,4 +30,4 @@ def test_gradients_stay_small_over_a_long_text(name):
 
 def test_what_they_are_kept_from():
     torch.manual_seed(0)
-    assert gradient("yaad-tiny", decay=1e-3) > 30
+    assert gradient("yaad-tiny", decay=2e-3) > 30

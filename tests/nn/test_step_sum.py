@@ -159,11 +159,11 @@ def test_a_gate_makes_no_step_that_would_be_cut(name):
         assert (slope > 0).all()
 
 
-def test_a_longest_step_above_the_sum_is_refused():
-    with pytest.raises(ValueError, match=r"step_limit=2\.0 is more than step_sum=1\.0, to which a step is cut: give"):
-        _ = MirasConfig.preset("yaad-tiny", step_limit=2.0).recipe
-    for most in (2.0, 0.0):
-        assert MirasConfig.preset("yaad-tiny", step_limit=2.0, step_sum=most).recipe.gate("eta").limit == 2.0
+def test_a_longest_step_is_the_sum_unless_another_is_named():
+    for options, longest in (({}, 1 / 3), ({"step_sum": 0.5}, 0.5), ({"step_sum": 0.0}, 1.0), ({"step_limit": 2.0}, 2.0)):
+        assert MirasConfig.preset("moneta-tiny", **options).recipe.gate("eta").limit == pytest.approx(longest)
+    with pytest.raises(ValueError, match=r"eta starts at 0\.1, which must lie below its limit 0\.05"):
+        _ = MirasConfig.preset("yaad-tiny", step_sum=0.05).recipe
 
 
 def test_a_recipe_without_steps_or_unit_keys_is_refused():

@@ -12,7 +12,7 @@ import torch
 from transformers import PreTrainedConfig
 
 from .. import presets
-from ..nn import MirasLayer, Recipe, SlidingWindowAttention, recipe_of
+from ..nn import MirasLayer, Recipe, SlidingWindowAttention, bounded, recipe_of
 from ..spec import Spec
 from ..types import require
 
@@ -134,12 +134,7 @@ class MirasConfig(PreTrainedConfig):
                 )
             gates.append(gate)
         made = dataclasses.replace(recipe, gates=tuple(gates), **changes)
-        most = made.step_sum
-        require(
-            most is None or self.step_limit is None or self.step_limit <= most,
-            f"step_limit={self.step_limit} is more than step_sum={most}, to which a step is cut: give step_sum too, 0 for none",
-        )
-        return made
+        return bounded(made) if self.step_limit is None else made
 
     def mixer(self, number: int) -> MirasLayer | SlidingWindowAttention:
         """The mixer of a block: a memory, or, in every second block of a hybrid, attention over a window."""

@@ -5,7 +5,7 @@ from .block import Block, Stack, SwiGLU
 from .gates import GateRecipe
 from .layer import MirasLayer, MirasState, Prepared
 from .packing import Packing
-from .recipes import RECIPES, Recipe, recipe_of
+from .recipes import RECIPES, Recipe, bounded, recipe_of
 
 __all__ = [
     "RECIPES",
@@ -20,5 +20,6 @@ __all__ = [
     "Stack",
     "SwiGLU",
     "WindowState",
+    "bounded",
     "recipe_of",
 ]

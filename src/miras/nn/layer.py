@@ -5,7 +5,6 @@ B batch, T time, C channels of the input, H heads, K key channels, V value chann
 
 from __future__ import annotations
 
-import dataclasses
 from typing import NamedTuple
 
 import torch
@@ -27,7 +26,7 @@ from .initial import InitialMemory
 from .joined import alike, apart, bare, many, product, together, untouched
 from .norm import RMSNorm, gated
 from .packing import Packing, Places
-from .recipes import Recipe, recipe_of
+from .recipes import Recipe, bounded, recipe_of
 from .shared_steps import Recent, Sum, share
 
 
@@ -107,7 +106,7 @@ class MirasLayer(nn.Module):
             heads: number of memories side by side.
             spec: a preset's name, or the four choices.
             head_dim, value_dim: key and value channels of a head; ``dim / heads`` and ``head_dim`` when not given.
-            recipe: what surrounds the memory; ``recipe_of(spec)`` when not given.
+            recipe: what surrounds the memory; ``bounded(recipe_of(spec))`` when not given.
             chunk_size: tokens of a chunk; the spec's own when not given.
             norm_eps: of the output's RMSNorm.
             backend: as in :func:`miras.memorize`.
@@ -115,7 +114,7 @@ class MirasLayer(nn.Module):
         super().__init__()
         self.spec = presets.get(spec) if isinstance(spec, str) else spec
         checks.spec_of(self.spec)
-        self.recipe = recipe_of(self.spec) if recipe is None else recipe
+        self.recipe = bounded(recipe_of(self.spec)) if recipe is None else recipe
         require(dim >= 1 and heads >= 1, f"dim and heads must be >= 1, got dim={dim} and heads={heads}")
         require(head_dim is not None or dim % heads == 0, f"dim={dim} is not a multiple of heads={heads}: give head_dim")
         self.dim, self.heads, self.keys = dim, heads, head_dim or dim // heads
@@ -160,9 +159,6 @@ class MirasLayer(nn.Module):
             require(recipe.name in needs, f"the recipe has a gate {recipe.name}, but {self.spec} takes {sorted(needs)}")
             wide = self.values if needs[recipe.name].width == "value" else self.keys
             unit, pairs = (self.memory.unit, self.pairs) if recipe.name == "eta" else (1.0, 1)
-            if recipe.name == "eta" and self.recipe.step_sum is not None:
-                # a longer step would be cut to that, and its gate learn nothing more
-                recipe = dataclasses.replace(recipe, limit=min(recipe.limit, self.recipe.step_sum))
             lean = isinstance(self.spec.memory, MLP)
             made[recipe.name] = gate_of(recipe, self.dim, self.heads, wide, pairs=pairs, unit=unit, lean=lean)
         missing = [name for name, need in needs.items() if need.required and name not in made and name != "kappa"]

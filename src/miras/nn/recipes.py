@@ -38,9 +38,9 @@ class Recipe:
         scaled: whether q is divided by sqrt(K).
         rope: the base of rotary positions on q and k, or None.
         value_norm: whether each head's value is scaled to unit RMS.
-        step_sum: what the steps of keys alike, among as many tokens as a chunk has, add up to at most (``nn.shared_steps``),
-            and the most that a single one can be, whatever limit its gate has: one whole step for a deep memory, less of it for
-            a bias whose gradient is larger than that of l2; None: each keeps its own.
+        step_sum: what the steps of keys alike, among as many tokens as a chunk has, add up to at most (``nn.shared_steps``):
+            one whole step for a deep memory, less of it for a bias whose gradient is larger than that of l2; None: each keeps
+            its own. See ``bounded``.
         start: standard deviation of a memory's learned initial weights (of their logits' spread, on a simplex).
         output_norm: whether each head's output is RMS-normalised.
         output_gate: the function of the gate on the output, or None. A SiLU starts near zero with either sign, which holds
@@ -180,6 +180,15 @@ def recipe_of(spec: Spec) -> Recipe:
     recipe = dataclasses.replace(base, gates=tuple(_tame(spec, gate) for gate in gates))
     shares = _descends(spec, recipe) if spec.name not in RECIPES else recipe.step_sum is not None
     return dataclasses.replace(recipe, step_sum=1.0 / _steepness(spec) if shares else None)
+
+
+def bounded(recipe: Recipe) -> Recipe:
+    """The recipe whose steps are no longer than ``step_sum``: longer ones would be cut to it, and their gate learn nothing."""
+    most = recipe.step_sum
+    if most is None:
+        return recipe
+    limited = (dataclasses.replace(g, limit=min(g.limit, most)) if g.name == "eta" else g for g in recipe.gates)
+    return dataclasses.replace(recipe, gates=tuple(limited))
 
 
 def _descends(spec: Spec, recipe: Recipe) -> bool:
