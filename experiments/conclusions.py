@@ -163,6 +163,13 @@ def shared_steps(evidence: Evidence) -> Finding:
     return Finding("holds here" if not any(shared) else "holds in part" if share[0] < share[1] else "does not hold here", said)
 
 
+def anchored_against_all(evidence: Evidence, experiment: str) -> Finding:
+    """Anchored memories against every baseline."""
+    ours, others = tuple(f"{name}-anchored" for name in OURS), (*BASELINES, "titans_lmm")
+    held, free = evidence.read(f"{experiment}/anchored", TEST, ours), evidence.read(f"{experiment}/main", TEST, others)
+    return against(held, free, ours, others, BITS)
+
+
 def off_the_map(evidence: Evidence, *places: str) -> Finding:
     """The best combination that the paper never ran."""
     bits = {name: own for place in places for name, own in evidence.read(place, TEST).items()}
@@ -228,6 +235,13 @@ CLAIMS = (
         page="ablations",
         judge=partial(anchors_far, plain="ablations/anchor-plain", anchored="ablations/anchor-anchored"),
         small=partial(anchors_far, plain="small/main", anchored="small/anchored"),
+    ),
+    Claim(
+        text="Anchored, Moneta, Yaad and Memora predict Wikipedia better than every baseline",
+        by="us",
+        page="enwik8",
+        judge=partial(anchored_against_all, experiment="enwik8"),
+        small=partial(anchored_against_all, experiment="small"),
     ),
     Claim(
         text="A combination off the map is better than Yaad",
