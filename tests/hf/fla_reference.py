@@ -155,7 +155,9 @@ def transformer(x, layer, config):
     q, k, v = q.unflatten(2, (heads, -1)), k.unflatten(2, (shared, -1)), v.unflatten(2, (shared, -1))
     half = q.shape[-1] // 2
     # angles are float32 in fla too
-    angle = torch.arange(x.shape[1])[:, None] * config.get("rope_theta", 10000.0) ** -(torch.arange(half) / half)
+    # fla makes these angles in float32
+    place, channel = (torch.arange(count, dtype=torch.float64) for count in (x.shape[1], half))
+    angle = place[:, None] * config.get("rope_theta", 10000.0) ** -(channel / half)
     q, k = (rotary_embedding_ref(part, angle.cos().to(x), angle.sin().to(x)) for part in (q, k))
     k, v = (part.repeat_interleave(heads // shared, 2) for part in (k, v))
     return finished(naive_parallel_attn(q, k, v)[0], x, layer, config, None)
