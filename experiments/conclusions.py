@@ -30,6 +30,7 @@ from miras.lab.conclusions import (
     page,
     pairwise,
 )
+from miras.lab.tables import Table, markdown
 
 HERE = Path(__file__).resolve().parent
 OURS = ("moneta", "yaad", "memora")
@@ -186,6 +187,29 @@ def off_the_map(evidence: Evidence, combinations: Sequence[str], *places: str) -
     return against({best: others[best]}, {"yaad": bits["yaad"]}, [best], ["yaad"], BITS)
 
 
+MARKS = "<!-- made by experiments/conclusions.py -->", "<!-- end -->"
+# where the table of the README finds a model: large, and small
+OVERVIEW = {
+    "transformer": ("enwik8/main:transformer", "small/main:transformer"),
+    "gla": ("enwik8/main:gla", "small/main:gla"),
+    "deltanet": ("enwik8/main:deltanet", "small/main:deltanet"),
+    "gated_deltanet": ("enwik8/main:gated_deltanet", "small/main:gated_deltanet"),
+    "ttt_linear": ("enwik8/main:ttt_linear", "small/main:ttt_linear"),
+    "moneta, as published": ("enwik8_steps/main:moneta", ""),
+    "yaad, as published": ("enwik8_steps/main:yaad", ""),
+    "memora, as published": ("enwik8_steps/main:memora", ""),
+    "titans_lmm": ("enwik8/main:titans_lmm", "small/main:titans_lmm"),
+    "moneta": ("enwik8/main:moneta", "small/main:moneta"),
+    "yaad, steps that add up to 2": ("enwik8_steps/shared:yaad-shared", ""),
+    "yaad": ("enwik8/main:yaad", "small/main:yaad"),
+    "memora": ("enwik8/main:memora", "small/main:memora"),
+    "titans_lmm-anchored": ("enwik8/anchored:titans_lmm-anchored", "small/anchored:titans_lmm-anchored"),
+    "moneta-anchored": ("enwik8/anchored:moneta-anchored", "small/anchored:moneta-anchored"),
+    "yaad-anchored": ("enwik8/anchored:yaad-anchored", "small/anchored:yaad-anchored"),
+    "memora-anchored": ("enwik8/anchored:memora-anchored", "small/anchored:memora-anchored"),
+    "TTT-Linear's memory, anchored": ("", "small/surroundings:ttt_linear-anchored"),
+}
+
 CLAIMS = (
     Claim(
         text="With each token's own step, as published, Moneta, Yaad and Memora predict Wikipedia better than every baseline",
@@ -255,15 +279,38 @@ CLAIMS = (
 )
 
 
+def overview(evidence: Evidence) -> str:
+    """The table of the README: a row a model, bits a byte of large ones, and of small ones also far beyond their training."""
+    rows = []
+    for name, (large, small) in OVERVIEW.items():
+        cells = [name]
+        for place, ask in ((large, evidence.read), (small, evidence.read), (small, evidence.far)):
+            stage, _, model = place.partition(":")
+            own = ask(stage, FAR if ask == evidence.far else TEST, (model,)) if place else {}
+            cells.append(f"{statistics.fmean(own[model]):.3f}" if model in own else "-")
+        rows.append(cells)
+    return markdown(Table(["model", "30M", "0.6M", "0.6M, at 8 to 16 times its training's length"], {"": rows}, numeric=True))
+
+
+def with_overview(text: str, evidence: Evidence) -> str:
+    """The README with its table."""
+    (before, rest), (_, after) = text.split(MARKS[0]), text.split(MARKS[1])
+    assert MARKS[1] in rest
+    return f"{before}{MARKS[0]}\n\n{overview(evidence)}\n\n{MARKS[1]}{after}"
+
+
 def main() -> None:
     """The command."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--results", type=Path, default=HERE, help="the folder of experiments (default: this one)")
     parser.add_argument("--docs", type=Path, default=HERE.parent / "docs" / "results", help="the folder of pages")
     given = parser.parse_args()
-    path = given.docs / "README.md"
-    path.write_text(page(CLAIMS, Evidence(given.results), given.docs, "python experiments/conclusions.py"))
+    path, evidence = given.docs / "README.md", Evidence(given.results)
+    path.write_text(page(CLAIMS, evidence, given.docs, "python experiments/conclusions.py"))
     print(f"{len(CLAIMS)} claims: {path}")
+    front = given.docs.parents[1] / "README.md"
+    if front.exists():
+        front.write_text(with_overview(front.read_text(), evidence))
 
 
 if __name__ == "__main__":

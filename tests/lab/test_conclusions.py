@@ -127,3 +127,8 @@ def test_the_kept_page_is_what_the_kept_results_say(command):
     docs = ROOT / "docs" / "results"
     made = page(command.CLAIMS, Evidence(ROOT / "experiments"), docs, "python experiments/conclusions.py")
     assert (docs / "README.md").read_text() == made, "run python experiments/conclusions.py"
+
+
+def test_the_readmes_table_is_what_the_kept_results_say(command):
+    text = (ROOT / "README.md").read_text()
+    assert text == command.with_overview(text, Evidence(ROOT / "experiments")), "run python experiments/conclusions.py"
