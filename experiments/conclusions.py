@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import argparse
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -154,6 +154,18 @@ def anchors_far(evidence: Evidence, plain: str, anchored: str) -> Finding:
     return pairwise(held, free, {f"{name}-anchored": name for name in DEEP}, BITS)
 
 
+def anchors(text: str, judge: Callable[[Evidence, str, str], Finding]) -> Claim:
+    """What an anchor does, for large models and for small ones."""
+    large, small = ("ablations/anchor-plain", "ablations/anchor-anchored"), ("small/main", "small/anchored")
+    return Claim(
+        text=text,
+        by="us",
+        page="ablations",
+        judge=lambda found: judge(found, *large),
+        small=lambda found: judge(found, *small),
+    )
+
+
 def shared_steps(evidence: Evidence) -> Finding:
     """How many runs of models of 30M parameters were thrown off, with each token's own step and with shared ones."""
     counted: dict[bool, list[bool]] = {False: [], True: []}
@@ -177,9 +189,9 @@ def anchored_against_all(evidence: Evidence, experiment: str) -> Finding:
     return against(held, free, ours, others, BITS)
 
 
-def off_the_map(evidence: Evidence, combinations: Sequence[str], *places: str) -> Finding:
+def off_the_map(evidence: Evidence, *places: str) -> Finding:
     """The best combination that the paper never ran."""
-    bits = {name: own for place in places for name, own in evidence.read(place, TEST, ("yaad", *combinations)).items()}
+    bits = {name: own for place in places for name, own in evidence.read(place, TEST, ("yaad", *COMBINATIONS)).items()}
     others = {name: own for name, own in bits.items() if name != "yaad"}
     if not others or "yaad" not in bits:
         return Finding("open", "Not run yet.")
@@ -248,20 +260,8 @@ CLAIMS = (
         small=lambda found: parts_of_yaad(found, "yaad", "small/main", "small/yaad"),
     ),
     Claim(text="Shared steps keep deep memories from being thrown off", by="us", page="enwik8_steps", judge=shared_steps),
-    Claim(
-        text="An anchor predicts better at the length of training",
-        by="us",
-        page="ablations",
-        judge=partial(anchors_near, plain="ablations/anchor-plain", anchored="ablations/anchor-anchored"),
-        small=partial(anchors_near, plain="small/main", anchored="small/anchored"),
-    ),
-    Claim(
-        text="An anchor predicts better at 8 to 16 times that length",
-        by="us",
-        page="ablations",
-        judge=partial(anchors_far, plain="ablations/anchor-plain", anchored="ablations/anchor-anchored"),
-        small=partial(anchors_far, plain="small/main", anchored="small/anchored"),
-    ),
+    anchors("An anchor predicts better at the length of training", anchors_near),
+    anchors("An anchor predicts better at 8 to 16 times that length", anchors_far),
     Claim(
         text="Anchored, Moneta, Yaad and Memora predict Wikipedia better than every baseline",
         by="us",
@@ -273,8 +273,8 @@ CLAIMS = (
         text="A combination off the map is better than Yaad",
         by="us",
         page="off_the_map",
-        judge=lambda found: off_the_map(found, COMBINATIONS, "off_the_map/main"),
-        small=lambda found: off_the_map(found, COMBINATIONS, "small/main", "small/surroundings", "small/combinations"),
+        judge=lambda found: off_the_map(found, "off_the_map/main"),
+        small=lambda found: off_the_map(found, "small/main", "small/surroundings", "small/combinations"),
     ),
 )
 

@@ -194,9 +194,10 @@ class MirasLayer(nn.Module):
 
     def prepare(self, x: Tensor, state: MirasState | None = None, *, cu_seqlens: Tensor | None = None) -> Prepared:
         """Everything before the memory: projections, convolution, treatment of q and k, gates."""
+        places = None
         if cu_seqlens is not None:
             checks.packing(cu_seqlens, *x.shape[:2])
-        places = None if cu_seqlens is None else Places.of(cu_seqlens)
+            places = Places.of(cu_seqlens)
         rows = x.shape[0] if places is None else len(places.lengths)
         window = self._window(x, rows)
         if state is not None:
