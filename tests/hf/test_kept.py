@@ -208,11 +208,24 @@ def test_a_file_without_one_of_its_tensors_is_refused(kept):
     model, path = kept
     with safe_open(path, "pt") as file:
         header = file.metadata()
+    header.pop("contents")
     found = load(path.read_bytes())
     found.pop("blocks.1.seen")
     save_file(found, path, header)
     with pytest.raises(ValueError, match=r"not a complete memory file.*blocks\.1\.seen"):
         KeptMemory.load(path, model)
+
+
+def test_a_damaged_file_is_refused_and_one_without_a_digest_is_read(kept):
+    model, path = kept
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-3] + bytes([whole[-3] ^ 1]) + whole[-2:])
+    with pytest.raises(ValueError, match="is damaged: its numbers are not those that were written"):
+        KeptMemory.load(path, model)
+    header = safe_open(path, "pt").metadata()
+    header.pop("contents")
+    save_file(load(whole), path, header)
+    KeptMemory.load(path, model)
 
 
 def test_nothing_is_half_written(kept, monkeypatch):

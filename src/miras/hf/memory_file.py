@@ -71,6 +71,7 @@ class Header(NamedTuple):
         tokens: how many tokens were read.
         versions: of miras and torch, for people.
         tree: the state's structure.
+        contents: a digest of the file's tensors, "" where it was written before there was one.
     """
 
     memory: str
@@ -79,6 +80,7 @@ class Header(NamedTuple):
     tokens: int
     versions: dict[str, str]
     tree: Any
+    contents: str = ""
 
     @property
     def model_hash(self) -> str:
@@ -100,7 +102,8 @@ class Header(NamedTuple):
         found = metadata.get("format", "")
         require(found.startswith("miras memory"), f"{path} is not a memory file: its header does not say so")
         require(found == FORMAT, f"{path} has the format {found!r}, this version of miras ({__version__}) reads {FORMAT!r}")
-        return cls(**{name: json.loads(metadata[name]) for name in cls._fields})
+        later = {name for name in cls._field_defaults if name not in metadata}
+        return cls(**{name: json.loads(metadata[name]) for name in cls._fields if name not in later})
 
 
 def identity(config: MirasConfig) -> dict[str, Any]:
@@ -123,6 +126,15 @@ def digest(model: MirasForCausalLM) -> str:
         flat = weight.detach().flatten()
         some = flat[:: max(1, len(flat) // SAMPLES)][:SAMPLES].to(torch.bfloat16).view(torch.int16).tolist()
         sha.update(f"{name} {list(weight.shape)} {some}\n".encode())
+    return sha.hexdigest()
+
+
+def fingerprint(tensors: dict[str, Tensor]) -> str:
+    """A digest of tensors on the CPU, every byte, by their names."""
+    sha = hashlib.sha256()
+    for name, tensor in sorted(tensors.items()):
+        sha.update(f"{name} {tensor.dtype} {list(tensor.shape)}\n".encode())
+        sha.update(tensor.flatten().view(torch.uint8).numpy().data)
     return sha.hexdigest()
 
 
@@ -175,7 +187,7 @@ def write(path: Path, tensors: dict[str, Tensor], header: Header) -> None:
     """Write the file: it is complete or not there."""
     check_target(path, "cannot keep a memory in")
     with replacing(path) as fresh:
-        save_file(tensors, fresh, header.to_metadata())
+        save_file(tensors, fresh, header._replace(contents=fingerprint(tensors)).to_metadata())
 
 
 def read(path: Path) -> tuple[dict[str, Tensor], Header]:
@@ -184,6 +196,9 @@ def read(path: Path) -> tuple[dict[str, Tensor], Header]:
     try:
         with safe_open(path, "pt") as file:
             header = Header.from_metadata(file.metadata() or {}, path)
-            return {name: file.get_tensor(name) for name in file.keys()}, header  # noqa: SIM118
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except (SafetensorError, KeyError, json.JSONDecodeError) as error:
         raise ValueError(f"{path} is not a complete memory file: {error}") from error
+    whole = not header.contents or header.contents == fingerprint(tensors)
+    require(whole, f"{path} is damaged: its numbers are not those that were written, read the text again")
+    return tensors, header
