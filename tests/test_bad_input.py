@@ -34,8 +34,15 @@ CASES = {
     "a list": (dict(v=lambda v: v.tolist()), "v must be a tensor, got list"),
     "gate too wide": (dict(gates=lambda g: g._replace(eta=torch.ones(1, 4, 2, 5))), r"gates.eta must be \[2\] or .* got"),
     "gate of other time": (dict(gates=lambda g: g._replace(eta=torch.ones(1, 3, 2))), r"gates.eta must be \[2\] or"),
-    "negative eta": (dict(gates=lambda g: g._replace(eta=-g.eta)), r"gates.eta must be >= 0 everywhere, got -"),
-    "eta not a number": (dict(gates=lambda g: g._replace(eta=g.eta * torch.nan)), "gates.eta must be >= 0 everywhere, got nan"),
+    "negative eta": (dict(gates=lambda g: g._replace(eta=-g.eta)), r"gates.eta must be >= 0 and finite everywhere, got -"),
+    "infinite eta": (
+        dict(gates=lambda g: g._replace(eta=g.eta + torch.inf)),
+        "gates.eta must be >= 0 and finite .*, got inf",
+    ),
+    "eta not a number": (
+        dict(gates=lambda g: g._replace(eta=g.eta * torch.nan)),
+        "gates.eta must be >= 0 and finite .* nan",
+    ),
     "positive log_alpha": (dict(gates=lambda g: g._replace(log_alpha=-g.log_alpha)), "gates.log_alpha must be <= 0"),
     "integer gate": (dict(gates=lambda g: g._replace(eta=torch.ones(2).long())), "gates.eta must be a floating-point tensor"),
     "missing gate": (dict(gates=Gates()), "gates.eta is missing: .* needs eta, log_alpha"),

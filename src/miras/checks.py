@@ -6,6 +6,7 @@ B batch, T time, H heads, K key channels, V value channels, P pairs a token
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -43,8 +44,14 @@ def both(x: Tensor) -> Tensor:
     return torch.stack(torch.aminmax(x))
 
 
+def least(x: Tensor) -> Tensor:
+    """The least value; not a number where the largest is infinite."""
+    low, high = torch.aminmax(x)
+    return low + 0 * high
+
+
 LIMITS = {
-    "eta": Limit(">= 0", lambda x: x >= 0, torch.amin),
+    "eta": Limit(">= 0 and finite", lambda x: (x >= 0) & (x < math.inf), least),
     "log_alpha": Limit("<= 0 (a logarithm of at most 1)", lambda x: x <= 0, torch.amax),
     "log_beta": Limit("<= 0 (a logarithm of at most 1)", lambda x: x <= 0, torch.amax),
     "delta": Limit(">= 0", lambda x: x >= 0, torch.amin),
