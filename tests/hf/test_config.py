@@ -64,6 +64,13 @@ def test_names_say_what_is_anchored_and_what_is_a_hybrid():
     assert miras.MirasConfig is MirasConfig
 
 
+def test_tokens_of_the_byte_tokenizer_are_those_of_its_vocabulary_alone():
+    own = MirasConfig.preset("yaad-tiny")
+    assert (own.pad_token_id, own.bos_token_id, own.eos_token_id) == (256, 257, 258)
+    for vocab in (256, 50304):
+        assert MirasConfig.preset("yaad-tiny", vocab_size=vocab).pad_token_id is None
+
+
 def test_the_recipe_follows_the_configuration():
     plain = MirasConfig.preset("yaad-tiny").recipe
     assert plain == miras.nn.RECIPES["yaad"]
@@ -105,6 +112,10 @@ CASES = {
     "heads": (lambda: MirasConfig(hidden_size=10, num_attention_heads=3), "hidden_size=10 is not a multiple of"),
     "no blocks": (lambda: MirasConfig(num_hidden_layers=0), "num_hidden_layers must be an integer of 1 or more, got 0"),
     "unknown spec": (lambda: MirasConfig(spec="yaadd"), "unknown preset 'yaadd'"),
+    "padding": (
+        lambda: MirasConfig(vocab_size=8, pad_token_id=8),
+        "pad_token_id must lie below vocab_size=8 or be None",
+    ),
     "window": (lambda: MirasConfig(sliding_window=0), "sliding_window must be 1 or more, or None, got 0"),
     "loss chunk": (lambda: MirasConfig(loss_chunk=-1), "loss_chunk must be >= 0, got -1"),
 }

@@ -86,6 +86,8 @@ class MirasConfig(PreTrainedConfig):
         for name in ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"):
             value = getattr(self, name)
             require(isinstance(value, int) and value >= 1, f"{name} must be an integer of 1 or more, got {value!r}")
+        pad, words = self.pad_token_id, self.vocab_size
+        require(pad is None or pad < words, f"pad_token_id must lie below vocab_size={words} or be None, got {pad}")
         if self.head_dim is None:
             require(
                 self.hidden_size % self.num_attention_heads == 0,
@@ -183,7 +185,7 @@ class MirasConfig(PreTrainedConfig):
                 "initializer_range": size.spread,
                 "intermediate_size": size.inner,
                 "label": name,
-                **({"pad_token_id": 256, "bos_token_id": 257, "eos_token_id": 258} if size.vocab == BYTES else {}),
+                **(BYTE_TOKENS if changes.get("vocab_size", size.vocab) == BYTES else {}),
                 **changes,
             }
         )
@@ -215,6 +217,8 @@ class Size:
 
 
 BYTES = 259
+# of hf.byte_tokenizer; another vocabulary has its own
+BYTE_TOKENS = {"pad_token_id": 256, "bos_token_id": 257, "eos_token_id": 258}
 SIZES = {
     "tiny": Size(depth=2, dim=64, heads=2, window=32, vocab=BYTES, inner=128, spread=0.06),
     "small": Size(depth=4, dim=256, heads=4, window=128, vocab=BYTES, inner=704, spread=0.04),
