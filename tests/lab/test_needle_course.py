@@ -83,6 +83,9 @@ def test_texts_and_questions_are_made_ready(tmp_path, capsys):
     corpora.wikitext(source, tmp_path / "wikitext2", "bytes")
     found = Tokens(tmp_path / "wikitext2", "test")
     assert bytes(found.read(0, found.count - 1).tolist()).decode() == "and one more"
+    corpora.wikitext(source, tmp_path / "wikitext2_short", "bytes", held=4)
+    short = Tokens(tmp_path / "wikitext2_short", "test")
+    assert bytes(short.read(0, short.count - 1).tolist()).decode() == "one "
     small = Course(steps=1, rows=1, lengths=(600,), asked=(600,), depths=(0.5,), count=1)
     corpora.needles(source, tmp_path / "needles", "bytes", small)
     assert course_of(tmp_path / "needles") == small and len(questions(tmp_path / "needles" / "test.jsonl")) == 3
@@ -90,6 +93,21 @@ def test_texts_and_questions_are_made_ready(tmp_path, capsys):
     assert "is there already" in capsys.readouterr().out
     with pytest.raises(ValueError, match=r"holds no wiki\.valid\.raw"):
         corpora.wikitext(tmp_path, tmp_path / "none", "bytes")
+
+
+def test_books_for_a_processor_are_the_middle_of_each(tmp_path):
+    for split, texts in (("train-00", ["All of it."]), ("valid", ["0123456789", "ab"]), ("test", ["aä€b"])):
+        lines = "".join(json.dumps({"text": text}) + "\n" for text in texts)
+        (tmp_path / f"{split}.jsonl.xz").write_bytes(lzma.compress(lines.encode()))
+    corpora.books(tmp_path, tmp_path / "books_short", "bytes", 1, held=4)
+    found = {split: Tokens(tmp_path / "books_short", split) for split in ("train", "valid", "test")}
+    read = {split: own.read(0, own.count) for split, own in found.items()}
+    # a character that the cut goes through is left out
+    assert {split: bytes(own[own < 256].tolist()).decode() for split, own in read.items()} == {
+        "train": "All of it.",
+        "valid": "3456ab",
+        "test": "ä",
+    }
 
 
 def test_a_folder_without_needles(tmp_path):

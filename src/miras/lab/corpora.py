@@ -20,8 +20,8 @@ from .needle_course import Course, course_of, write
 
 # the standard split of enwik8, in bytes
 ENWIK8 = {"train": 90_000_000, "valid": 5_000_000, "test": 5_000_000}
-# what a processor reads of its last two splits
-SHORT = 2**18
+# what a processor reads of a split that no model is trained on, and of a book there: with its end two windows of 8192
+SHORT, EXCERPT = 2**18, 2**14 - 1
 # documents that are tokenised at once, each on a core of its own
 TOGETHER = 64
 
@@ -42,27 +42,34 @@ def enwik8(source: Path, folder: Path, sizes: dict[str, int] = ENWIK8, held: int
     shards(folder, "enwik8", Bytes(), parts)
 
 
-def books(source: Path, folder: Path, tokenizer: str, files: int) -> None:
-    """Books, a line each, as GPT-2's tokens: the first ``files`` of the files to train on; no author is in two splits.
+def books(source: Path, folder: Path, tokenizer: str, files: int, held: int | None = None) -> None:
+    """Books, a line each, as tokens: the first ``files`` of the files to train on; no author is in two splits.
 
-    The tokenizer is laid beside them, as ``gpt2``, for who trains on them.
+    Of the last two splits the middle ``held`` bytes of every book, where that is given. A tokenizer that is a folder is laid
+    beside them, as ``gpt2``, for who trains on them.
     """
     train = sorted(source.glob("train-*.jsonl.xz"))[:files]
     require(len(train) == files, f"{source} holds {len(train)} files train-*.jsonl.xz, not {files}")
     parts = {"train": train, "valid": [source / "valid.jsonl.xz"], "test": [source / "test.jsonl.xz"]}
     if Path(tokenizer).is_dir():
         shutil.copytree(tokenizer, folder.with_name("gpt2"), dirs_exist_ok=True)
-    opened = {split: texts(paths) for split, paths in parts.items()}
+    opened: dict[str, Iterable[str]] = {split: texts(paths) for split, paths in parts.items()}
+    if held is not None:
+        opened |= {split: (middle(text, held) for text in opened[split]) for split in ("valid", "test")}
     shards(folder, f"books, {files} files", tokenizer_of(tokenizer), opened)
 
 
-def wikitext(source: Path, folder: Path, tokenizer: str) -> None:
-    """WikiText-2 raw, ``wiki.valid.raw`` and ``wiki.test.raw``, a document each, to read alone: nothing is trained on it."""
+def wikitext(source: Path, folder: Path, tokenizer: str, held: int | None = None) -> None:
+    """WikiText-2 raw, ``wiki.valid.raw`` and ``wiki.test.raw``, a document each, to read alone: nothing is trained on it.
+
+    Of each the middle ``held`` bytes, where that is given.
+    """
     parts: dict[str, Iterable[str]] = {}
     for split in ("valid", "test"):
         path = source / f"wiki.{split}.raw"
         require(path.is_file(), f"{source} holds no {path.name}")
-        parts[split] = [path.read_text(encoding="utf-8")]
+        text = path.read_text(encoding="utf-8")
+        parts[split] = [text if held is None else middle(text, held)]
     shards(folder, "WikiText-2 raw", tokenizer_of(tokenizer), parts)
 
 
@@ -88,6 +95,13 @@ def texts(paths: list[Path]) -> Iterator[str]:
         with lzma.open(path, "rt", encoding="utf-8") as handle:
             for line in handle:
                 yield json.loads(line)["text"]
+
+
+def middle(text: str, size: int) -> str:
+    """The middle ``size`` bytes of a text, less what is left there of a character at either end."""
+    content = text.encode()
+    first = max(0, (len(content) - size) // 2)
+    return content[first : first + size].decode(errors="ignore")
 
 
 def shards(folder: Path, title: str, tokenizer: Tokenizer, parts: Mapping[str, Iterable[str]]) -> None:
