@@ -39,7 +39,7 @@ DEEP = ("yaad", "titans_lmm", "moneta", "memora")
 COMBINATIONS = (
     *("elastic-net", "elastic-net-huber", "bregman-sigmoid", "bregman-tanh", "f-chi2", "f-hellinger", "value-shift-anchored"),
     *("huber-momentum-anchored", "huber-kl-anchored", "lp-l2-anchored", "lp-momentum-anchored", "l2-anchored"),
-    "ttt_linear-anchored",
+    *("ttt_linear-anchored", "ttt_linear-anchored-huber", "ttt_linear-anchored-momentum", "ttt_mlp-anchored"),
 )
 TEST, FAR = "test/sliding/1x", "test/long/16x"
 
@@ -50,14 +50,15 @@ def best_of_all(evidence: Evidence, place: str, read: str, measure: Measure) -> 
     return against(evidence.read(place, read, OURS), evidence.read(place, read, others), OURS, others, measure)
 
 
-def better_than_all(place: str, read: str, unit: str, small: Judge | None = None) -> Claim:
+def better_than_all(place: str, read: str, unit: str, small: str, small_read: str = TEST) -> Claim:
     """The paper's main claim, on one text."""
     judge = partial(best_of_all, place=place, read=read, measure=BITS if unit == "bits" else PERPLEXITY)
     text, _, _ = read.rpartition("/sliding")
     where = {"enwik8/main": "Wikipedia", "books/main": "prose of unseen authors"}[place]
     where = "WikiText-2 (after books, another domain)" if text.startswith("wikitext2") else where
     said = f"With steps that keys alike share, Moneta, Yaad and Memora predict {where} better than every baseline"
-    return Claim(text=said, by="the paper", page=place.partition("/")[0], judge=judge, small=small)
+    judged = partial(best_of_all, place=f"{small}/main", read=small_read, measure=BITS)
+    return Claim(text=said, by="the paper", page=place.partition("/")[0], judge=judge, small=judged, small_page=small)
 
 
 def as_published(evidence: Evidence) -> Finding:
@@ -83,13 +84,13 @@ def hybrids(experiment: str, read: str, unit: str, small: Judge | None = None) -
     )
 
 
-def context(evidence: Evidence) -> Finding:
-    """How much less perplexed models are that were trained on 16K tokens at a time instead of 2K."""
-    short, long = evidence.read("books/main", TEST), evidence.read("context/lengths", TEST)
+def context(evidence: Evidence, short: str, long: str, variant: str) -> Finding:
+    """How many times less surprised models are, in the experiment's unit, that were trained on sequences eight times as long."""
+    before, after = evidence.read(short, TEST), evidence.read(long, TEST)
     gained = {
-        name: [statistics.fmean(short[name]) / number for number in long[f"{name}, 16k"]]
-        for name in short
-        if f"{name}, 16k" in long
+        name: [statistics.fmean(before[name]) / number for number in after[f"{name}, {variant}"]]
+        for name in before
+        if f"{name}, {variant}" in after
     }
     others = ("transformer", "gated_deltanet")
     ours = {name: gained[name] for name in OURS if name in gained}
@@ -124,16 +125,14 @@ def variants(evidence: Evidence, name: str, rivals: list[str], *places: str) -> 
     return favourite(bits, name, rivals, BITS)
 
 
-def exponents(evidence: Evidence) -> Finding:
-    """Moneta's p."""
-    rivals = [f"moneta-p{p}" for p in ("1", "1.5", "2", "2.8", "3.2", "4")]
-    return variants(evidence, "small-moneta", rivals, "ablations/p")
+def exponents() -> list[str]:
+    """Moneta with another p."""
+    return [f"moneta-p{p}" for p in ("1", "1.5", "2", "2.8", "3.2", "4")]
 
 
-def retentions(evidence: Evidence) -> Finding:
-    """Moneta's q, by the printed link and by the exact one."""
-    rivals = [f"moneta-q{q}" for q in "235"] + [f"moneta-exact-q{q}" for q in "2345"]
-    return variants(evidence, "small-moneta", rivals, "ablations/p", "ablations/q")
+def retentions() -> list[str]:
+    """Moneta with another q, by the printed link, and by the exact one."""
+    return [f"moneta-q{q}" for q in "235"] + [f"moneta-exact-q{q}" for q in "2345"]
 
 
 def parts_of_yaad(evidence: Evidence, name: str, *places: str) -> Finding:
@@ -229,12 +228,18 @@ CLAIMS = (
         page="enwik8_steps",
         judge=as_published,
     ),
-    better_than_all("enwik8/main", TEST, "bits", small=partial(best_of_all, place="small/main", read=TEST, measure=BITS)),
-    better_than_all("books/main", TEST, "perplexity"),
-    better_than_all("books/main", "wikitext2:test/sliding/1x", "perplexity"),
+    better_than_all("enwik8/main", TEST, "bits", "small"),
+    better_than_all("books/main", TEST, "perplexity", "small_books"),
+    better_than_all("books/main", f"wikitext2:{TEST}", "perplexity", "small_books", f"wikitext2_short:{TEST}"),
     hybrids("enwik8", TEST, "bits", small=partial(mixed, experiment="small", read=TEST, measure=BITS)),
     hybrids("books", TEST, "perplexity"),
-    Claim(text="They gain more than others from sequences of 16K instead of 2K", by="the paper", page="context", judge=context),
+    Claim(
+        text="They gain more than others from sequences of 16K instead of 2K (small: 4096 bytes instead of 512)",
+        by="the paper",
+        page="context",
+        judge=lambda found: context(found, "books/main", "context/lengths", "16k"),
+        small=lambda found: context(found, "small/main", "small/lengths", "4k"),
+    ),
     Claim(text="They find more needles, 1K to 16K, than every baseline", by="the paper", page="books", judge=needles),
     noise("noisy_recall"),
     noise("noisy_vectors"),
@@ -242,15 +247,15 @@ CLAIMS = (
         text="Of Moneta's exponents p = 3 is best",
         by="the paper",
         page="ablations",
-        judge=exponents,
-        small=lambda found: variants(found, "moneta", ["moneta-p1", "moneta-p2", "moneta-p4"], "small/main", "small/exponents"),
+        judge=lambda found: variants(found, "small-moneta", exponents(), "ablations/p"),
+        small=lambda found: variants(found, "moneta", exponents(), "small/main", "small/exponents"),
     ),
     Claim(
         text="Of Moneta's q and links, q = 4 as printed is best",
         by="the paper",
         page="ablations",
-        judge=retentions,
-        small=lambda found: variants(found, "moneta", ["moneta-q2", "moneta-exact-q4"], "small/main", "small/exponents"),
+        judge=lambda found: variants(found, "small-moneta", retentions(), "ablations/p", "ablations/q"),
+        small=lambda found: variants(found, "moneta", retentions(), "small/main", "small/exponents"),
     ),
     Claim(
         text="Every part of Yaad contributes",
@@ -274,7 +279,7 @@ CLAIMS = (
         by="us",
         page="off_the_map",
         judge=lambda found: off_the_map(found, "off_the_map/main"),
-        small=lambda found: off_the_map(found, "small/main", "small/surroundings", "small/combinations"),
+        small=lambda found: off_the_map(found, "small/main", "small/surroundings", "small/search", "small/combinations"),
     ),
 )
 
