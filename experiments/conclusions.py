@@ -85,7 +85,7 @@ def hybrids(experiment: str, read: str, unit: str, small: Judge | None = None) -
 
 
 def context(evidence: Evidence, short: str, long: str, variant: str) -> Finding:
-    """How many times less surprised models are, in the experiment's unit, that were trained on sequences eight times as long."""
+    """How many times less surprised, in the experiment's unit, models are after training on sequences eight times as long."""
     before, after = evidence.read(short, TEST), evidence.read(long, TEST)
     gained = {
         name: [statistics.fmean(before[name]) / number for number in after[f"{name}, {variant}"]]
