@@ -112,8 +112,13 @@ def readings(found: list[Section], title: str) -> Figure:
     figure, axes = panels(found)
     for one, section in zip(axes, found, strict=True):
         names = ordered(section)
-        for label, entry in section.entries.items():
-            one.plot(range(len(names)), [percent(entry.reading(name)) for name in names], label=label, **style(label))
+        scores = {label: [percent(entry.reading(name)) for name in names] for label, entry in section.entries.items()}
+        for label, own in scores.items():
+            one.plot(range(len(names)), own, label=label, **style(label))
+        # from zero on, models that nearly solve a task would be one line
+        lowest = min(map(min, scores.values()))
+        if lowest > 60:
+            one.set_ylim(lowest - 2, 100.8)
         one.set_xticks(range(len(names)), names, fontsize=8)
         one.set_ylabel("score (%)", fontsize=9)
     legend(figure, axes)
