@@ -36,6 +36,7 @@ class MirasConfig(PreTrainedConfig):
         gate_rank: rank of the channel-wise gates' projections; as the recipe has it if None.
         gate_pace: how fast the gates learn beside the rest; as the recipe has it if None.
         step_start, step_limit: the relative step a deep memory starts with, and its largest; as the recipe has it if None.
+        decay_start: the decay, -log alpha, that a memory starts with; as the recipe has it if None.
         weight_start: standard deviation of a deep memory's initial weights; as the recipe has it if None.
         loss_chunk: tokens whose logits exist at once when a loss is computed; with 0 all of them do.
         label: the name it is known by, for people.
@@ -65,6 +66,7 @@ class MirasConfig(PreTrainedConfig):
     gate_pace: float | None = None
     step_start: float | None = None
     step_limit: float | None = None
+    decay_start: float | None = None
     weight_start: float | None = None
     initializer_range: float = 0.02
     rms_norm_eps: float = 1e-6
@@ -134,6 +136,8 @@ class MirasConfig(PreTrainedConfig):
                 gate = dataclasses.replace(
                     gate, start=gate.start if start is None else start, limit=gate.limit if limit is None else limit
                 )
+            if gate.name == "log_alpha" and self.decay_start is not None:
+                gate = dataclasses.replace(gate, start=self.decay_start)
             gates.append(gate)
         made = dataclasses.replace(recipe, gates=tuple(gates), **changes)
         return bounded(made) if self.step_limit is None else made

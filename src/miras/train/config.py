@@ -196,6 +196,7 @@ class ModelConfig:
     )
     step: float | None = option(None, "the relative step that a deep memory starts with, instead of the preset's")
     step_limit: float | None = option(None, "the largest relative step of a deep memory, instead of the preset's")
+    decay: float | None = option(None, "the decay, -log alpha, that a memory starts with, instead of the preset's")
     pace: float | None = option(None, "how fast gates learn beside the rest: 0.1 for gates that a high rate throws off")
     start: float | None = option(None, "standard deviation of a deep memory's initial weights, instead of 1")
 
@@ -206,6 +207,7 @@ class ModelConfig:
             "model",
             step=self.step,
             step_limit=self.step_limit,
+            decay=self.decay,
             pace=self.pace,
             start=self.start,
         )

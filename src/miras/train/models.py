@@ -58,6 +58,7 @@ FIELDS = {
     "step_sum": "step_sum",
     "step": "step_start",
     "step_limit": "step_limit",
+    "decay": "decay_start",
     "pace": "gate_pace",
     "start": "weight_start",
 }
