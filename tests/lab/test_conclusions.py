@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from miras.lab.conclusions import BITS, PERCENT, Claim, Evidence, Finding, against, favourite, page, pages, pairwise, spread
+from miras.lab.conclusions import BITS, PERCENT, Claim, Evidence, Finding, against, deviation, favourite, page, pages, pairwise
 
 ROOT = Path(__file__).resolve().parents[2]
 OTHERS = {"gla": [1.4], "deltanet": [1.3]}
@@ -28,6 +28,7 @@ def command():
         ({"yaad": [1.2], "moneta": [1.35]}, "holds in part"),
         ({"yaad": [1.3], "moneta": [1.35]}, "does not hold here"),
         ({"yaad": [1.2996], "moneta": [1.35]}, "does not hold here"),  # level, as far as three digits tell
+        ({"yaad": [1.2996], "moneta": [1.3]}, "not told apart"),
         ({"yaad": [1.2]}, "open"),
         ({}, "open"),
     ],
@@ -46,9 +47,14 @@ def test_a_baseline_that_was_not_run_leaves_a_claim_open():
 
 def test_a_distance_within_that_of_the_seeds_is_none():
     noisy = {"yaad": [1.24, 1.30]}
-    assert spread(noisy, OTHERS) == pytest.approx(0.03)
-    assert against(noisy, OTHERS, ["yaad"], ["gla", "deltanet"], BITS).verdict == "does not hold here"
-    assert against({"yaad": [1.20, 1.22]}, OTHERS, ["yaad"], ["gla", "deltanet"], BITS).verdict == "holds here"
+    assert deviation(OTHERS) is None and deviation(noisy, OTHERS) == pytest.approx(0.06 / 2**0.5)
+    assert deviation(noisy, {"gla": [1.4, 1.4]}) == pytest.approx(0.03)
+    # twice sqrt(1/2 + 1) times the seeds' deviation: 0.104 here, 0.035 there
+    assert against(noisy, OTHERS, ["yaad"], ["gla", "deltanet"], BITS).verdict == "not told apart"
+    assert against({"yaad": [1.36, 1.42]}, OTHERS, ["yaad"], ["gla", "deltanet"], BITS).verdict == "not told apart"
+    assert against({"yaad": [1.46, 1.52]}, OTHERS, ["yaad"], ["gla", "deltanet"], BITS).verdict == "does not hold here"
+    found = against({"yaad": [1.20, 1.22]}, OTHERS, ["yaad"], ["gla", "deltanet"], BITS)
+    assert str(found) == "holds here" and str(against({"yaad": [1.2]}, OTHERS, ["yaad"], [], BITS)) == "holds here, one seed"
 
 
 def test_more_is_better_in_percent():
@@ -89,13 +95,42 @@ def test_the_main_claim_by_results(command, tmp_path):
     assert found.verdict == "holds in part" and "moneta 1.310 (0.010 behind)" in found.said
 
 
-def test_thrown_off_runs_are_counted_once(command, tmp_path):
-    evidence = made_up(command, tmp_path, {"yaad": 1.2})
-    thrown = {"model": "yaad", "status": "diverged", "key": "a", "options": {"model.step_sum": 0.0}}
-    path = tmp_path / "enwik8_steps" / "results.jsonl"
-    path.write_text("".join(json.dumps(thrown | {"steps": steps}) + "\n" for steps in (1, 2)))
+def test_runs_that_were_thrown_off_are_counted_at_equal_rates(command, tmp_path):
+    evidence = made_up(command, tmp_path, {})
+
+    def line(model, rate, step_sum, bits):
+        options = {"optim.lr": rate, "optim.tokens": 9, "model.step_sum": step_sum}
+        ending = {"status": "diverged"} if bits is None else {"status": "finished", "valid": {"bits_per_byte": bits}}
+        return {"model": model, "options": options, **ending}
+
+    lines = [
+        line("yaad", 1e-3, 0.0, None), line("yaad", 1e-3, 0.0, None), line("yaad-shared", 1e-3, 2.0, 2.0),
+        line("yaad", 2e-3, 0.0, 2.5), line("yaad-shared", 2e-3, 2.0, 2.1),
+        line("moneta", 1e-3, 0.0, 2.2), line("moneta-shared", 9e-3, 2.0, None),
+    ]  # fmt: skip
+    (tmp_path / "enwik8_steps" / "results.jsonl").write_text("".join(json.dumps(one) + "\n" for one in lines))
     found = command.shared_steps(evidence)
-    assert found == Finding("holds here", "Thrown off: 0 of 1 runs with shared steps, 1 of 1 with each token's own.")
+    assert found.verdict == "holds here"
+    assert found.said.startswith(
+        "Of 2 pairs of runs of one model, rate and length, 2 were thrown off with each token's own step, 0"
+    )
+    assert found.said.endswith("of 1 shared ones without a counterpart 1.")
+
+
+def test_a_combination_is_chosen_by_validation(command, tmp_path):
+    folder = tmp_path / "small"
+    folder.mkdir()
+    (folder / "plan.yaml").write_text((ROOT / "experiments" / "small" / "plan.yaml").read_text())
+    bits = {"yaad": (2.4, 2.4), "ttt_linear": (2.3, 2.3), "elastic-net": (2.2, 2.35), "bregman-tanh": (2.5, 2.0)}
+    lines = [
+        {"run": name, "stage": "main", "model": name, "variant": "", "status": "finished", "valid": {"bits_per_byte": own},
+         "reads": [{"read": command.TEST, "bits_per_byte": test}]}
+        for name, (own, test) in bits.items()
+    ]  # fmt: skip
+    (folder / "results.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    found = command.off_the_map(Evidence(tmp_path), "small/main")
+    assert str(found) == "does not hold here, one seed"
+    assert "Best of the others: ttt_linear 2.300 bits/byte. elastic-net 2.350 (0.050 behind)" in found.said
 
 
 def test_small_models_are_judged_by_themselves(command, tmp_path):

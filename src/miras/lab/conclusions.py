@@ -6,6 +6,7 @@ open, whatever the rest says.
 
 from __future__ import annotations
 
+import math
 import re
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -22,16 +23,20 @@ from .questions import mean_of
 from .summary import Section, sections
 from .tables import Table, markdown
 
-Verdict = Literal["holds here", "holds in part", "does not hold here", "open"]
+Verdict = Literal["holds here", "holds in part", "not told apart", "does not hold here", "open"]
 # one number a seed, by model
 Figures = Mapping[str, Sequence[float]]
 
 
 class Finding(NamedTuple):
-    """A verdict, and what it rests on in words."""
+    """A verdict, and what it rests on in words; ``weak`` where no model has two seeds, so that chance may have decided."""
 
     verdict: Verdict
     said: str
+    weak: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.verdict}, one seed" if self.weak and self.verdict != "open" else self.verdict
 
 
 class Measure(NamedTuple):
@@ -90,6 +95,14 @@ class Evidence:
                     found.setdefault(", ".join(filter(None, (row["model"], row["variant"]))), []).append(number)
         return found
 
+    def ended(self, place: str, model: str) -> str | None:
+        """How the last run of a model in ``experiment/stage`` ended; None where none did."""
+        experiment, _, stage = place.partition("/")
+        found = [
+            row for row in results.latest(self.rows(experiment)).values() if (row["stage"], row["model"]) == (stage, model)
+        ]
+        return found[-1]["status"] if found else None
+
     def unit(self, place: str) -> str:
         """What an experiment's texts are measured in."""
         return unit_of(load(self.folder / place.partition("/")[0]))
@@ -124,24 +137,42 @@ class Evidence:
         return found
 
 
-def spread(*every: Figures) -> float | None:
-    """Half the largest distance between two seeds of one model; None where no model has two."""
-    apart = [(max(own) - min(own)) / 2 for figures in every for own in figures.values() if len(own) > 1]
-    return max(apart) if apart else None
+class Gain(NamedTuple):
+    """By how much a model is better than another, and what seeds alone could make of the distance of two means."""
+
+    by: float
+    margin: float
 
 
-def seeds(*every: Figures) -> str:
+def deviation(*every: Figures) -> float | None:
+    """The standard deviation of a model's seeds, over all models together; None where no model has two."""
+    several = [own for figures in every for own in figures.values() if len(own) > 1]
+    if not several:
+        return None
+    squares = sum(sum((value - statistics.fmean(own)) ** 2 for value in own) for own in several)
+    return math.sqrt(squares / sum(len(own) - 1 for own in several))
+
+
+def gain_of(own: Sequence[float], other: Sequence[float], measure: Measure, noise: float | None) -> Gain:
+    """The distance of two means, and twice its standard error, 0 where nothing tells that."""
+    return Gain(measure.gain(own, other), 2 * (noise or 0.0) * math.sqrt(1 / len(own) + 1 / len(other)))
+
+
+def seeds(noise: float | None) -> str:
     """How far seeds lie apart, in words."""
-    found = spread(*every)
-    return "One seed each." if found is None else f"Seeds lie {found:.3f} from their mean at most."
+    return "One seed each." if noise is None else f"Seeds of one model have a standard deviation of {noise:.3f}."
 
 
-def compared(gains: Mapping[str, float | None], noise: float | None) -> Verdict:
+def compared(gains: Mapping[str, Gain | None]) -> Verdict:
     """A verdict on models that should be ahead, by how much they are; None for one that was not run."""
-    if not gains or any(gain is None for gain in gains.values()):
+    run = [gain for gain in gains.values() if gain is not None]
+    if not run or len(run) < len(gains):
         return "open"
-    ahead = [gain for gain in gains.values() if gain is not None and gain > (noise or 0.0)]
-    return "holds here" if len(ahead) == len(gains) else "holds in part" if ahead else "does not hold here"
+    ahead = [gain for gain in run if gain.by > gain.margin]
+    if ahead:
+        return "holds here" if len(ahead) == len(run) else "holds in part"
+    behind = any(gain.by < -gain.margin for gain in run)
+    return "does not hold here" if behind else "not told apart"
 
 
 def against(ours: Figures, others: Figures, wanted: Sequence[str], needed: Sequence[str], measure: Measure) -> Finding:
@@ -149,16 +180,16 @@ def against(ours: Figures, others: Figures, wanted: Sequence[str], needed: Seque
     missing = [name for name in needed if name not in others]
     if not others or not ours:
         return Finding("open", "Not run yet.")
-    best = measure.best(others)
-    gains = {name: measure.gain(ours[name], others[best]) if name in ours else None for name in wanted}
+    best, noise = measure.best(others), deviation(ours, others)
+    gains = {name: gain_of(ours[name], others[best], measure, noise) if name in ours else None for name in wanted}
     said = [
-        f"{name} not run" if gain is None else f"{name} {measure.told(ours[name])} ({ahead(gain, measure)})"
+        f"{name} not run" if gain is None else f"{name} {measure.told(ours[name])} ({ahead(gain.by, measure)})"
         for name, gain in gains.items()
     ]
-    words = f"Best of the others: {best} {measure.told(others[best])} {measure.unit}. {', '.join(said)}. {seeds(ours, others)}"
+    words = f"Best of the others: {best} {measure.told(others[best])} {measure.unit}. {', '.join(said)}. {seeds(noise)}"
     if missing:
         return Finding("open", f"{words} Not run: {', '.join(missing)}.")
-    return Finding(compared(gains, spread(ours, others)), words)
+    return Finding(compared(gains), words, weak=noise is None)
 
 
 def ahead(gain: float, measure: Measure) -> str:
@@ -170,8 +201,10 @@ def pairwise(better: Figures, worse: Figures, pairs: Mapping[str, str], measure:
     """Whether each first model is better than its second."""
     if not any(one in better and other in worse for one, other in pairs.items()):
         return Finding("open", "Not run yet.")
+    own = ({one: better[one] for one in pairs if one in better}, {two: worse[two] for two in pairs.values() if two in worse})
+    noise = deviation(*own)
     gains = {
-        one: measure.gain(better[one], worse[other]) if one in better and other in worse else None
+        one: gain_of(better[one], worse[other], measure, noise) if one in better and other in worse else None
         for one, other in pairs.items()
     }
     said = [
@@ -180,20 +213,18 @@ def pairwise(better: Figures, worse: Figures, pairs: Mapping[str, str], measure:
         else f"{one} {measure.told(better[one])} for {pairs[one]} {measure.told(worse[pairs[one]])}"
         for one, gain in gains.items()
     ]
-    own = ({one: better[one] for one in pairs if one in better}, {two: worse[two] for two in pairs.values() if two in worse})
-    return Finding(compared(gains, spread(*own)), f"{', '.join(said)} ({measure.unit}). {seeds(*own)}")
+    return Finding(compared(gains), f"{', '.join(said)} ({measure.unit}). {seeds(noise)}", weak=noise is None)
 
 
 def favourite(figures: Figures, name: str, rivals: Sequence[str], measure: Measure) -> Finding:
     """Whether one model is better than each of its rivals."""
     if name not in figures or not any(rival in figures for rival in rivals):
         return Finding("open", "Not run yet.")
-    gains = {rival: measure.gain(figures[name], figures[rival]) if rival in figures else None for rival in rivals}
+    noise = deviation({one: figures[one] for one in (name, *rivals) if one in figures})
+    gains = {rival: gain_of(figures[name], figures[rival], measure, noise) if rival in figures else None for rival in rivals}
     said = [f"{rival} not run" if gain is None else f"{rival} {measure.told(figures[rival])}" for rival, gain in gains.items()]
-    own = {one: figures[one] for one in (name, *rivals) if one in figures}
-    return Finding(
-        compared(gains, spread(own)), f"{name} {measure.told(figures[name])}; {', '.join(said)} ({measure.unit}). {seeds(own)}"
-    )
+    words = f"{name} {measure.told(figures[name])}; {', '.join(said)} ({measure.unit}). {seeds(noise)}"
+    return Finding(compared(gains), words, weak=noise is None)
 
 
 def found_needles(row: Line) -> float | None:
@@ -206,12 +237,15 @@ def found_needles(row: Line) -> float | None:
 
 
 RULE = """\
-Made by `{command}` from the files of results; do not edit. Each verdict is a rule applied to numbers: a model is ahead where
-its mean is better by more than the largest distance of any compared model's seeds from their mean, where there are several
-seeds, and at all where there is one. A claim of which a part was not run is open. Verdicts are of models of 4 to 30 million
-parameters (0.5 in the laboratory) that read 50 to 150 million tokens on a GPU ([rules](../experiments.md)); *small* ones have
-0.6 million (0.2 in the laboratory) and read 2 million on a processor. The paper's have 340 million and more and read 15 billion
-and more. So a claim that does not hold here may hold there, and small models say what to look for, not what is so."""
+Made by `{command}` from the files of results; do not edit. Each verdict is a rule applied to numbers. One model is *ahead* of
+another where its mean is better by more than twice the standard error of their distance, which is taken from how far seeds of
+one model lie apart, over all that are compared. Where nothing has two seeds, any distance counts: such a verdict says "one
+seed" and is weak. A claim about several models *holds here* where all of them are ahead, *in part* where some are; where none
+is, it *does not hold here* if one is behind by as much, and else they are *not told apart*. It is *open* until everything
+that it names has been run. Verdicts are of models of 4 to 30 million parameters (0.5 in the laboratory) that read 50 to 150
+million tokens on a GPU ([rules](../experiments.md)); *small* ones have 0.6 million (0.2 in the laboratory) and read 2 million
+on a processor. The paper's have 340 million and more and read 15 billion and more. So a claim that does not hold here may hold
+there, and small models say what to look for, not what is so."""
 
 
 Judge = Callable[[Evidence], Finding]
@@ -239,7 +273,7 @@ def page(claims: Sequence[Claim], evidence: Evidence, docs: Path, command: str) 
         finding, small = claim.judge(evidence), claim.small and claim.small(evidence)
         said = [f"**{number}. {claim.text}** ({claim.by}): {told_of(finding, claim.page, docs)}"]
         said += [f"Small: {told_of(small, claim.small_page, docs)}"] if small else []
-        rows.append([str(number), claim.text, claim.by, f"**{finding.verdict}**", small.verdict if small else "-"])
+        rows.append([str(number), claim.text, claim.by, f"**{finding}**", str(small) if small else "-"])
         told.append(" ".join(said))
     table = Table(["", "claim", "by", "verdict", "small"], {"": rows})
     lines = ["# What the evidence says", RULE.format(command=command), markdown(table), *told]
@@ -250,7 +284,7 @@ def page(claims: Sequence[Claim], evidence: Evidence, docs: Path, command: str) 
 def told_of(finding: Finding, page: str, docs: Path) -> str:
     """A verdict, what it rests on, and the page of the whole tables where there is one."""
     whole = f" All of it: [{page}]({page}.md)." if (docs / f"{page}.md").exists() else ""
-    return f"{finding.verdict}. {finding.said}{whole}"
+    return f"{finding}. {finding.said}{whole}"
 
 
 def pages(docs: Path) -> list[str]:
