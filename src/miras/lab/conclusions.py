@@ -125,15 +125,17 @@ class Evidence:
     def task(self, name: str, reading: str, small: bool) -> dict[str, list[float]]:
         """What models scored at a task of the laboratory as they were trained for it, in percent; tasks of one name together.
 
-        The large ones on a GPU, or the small ones on a processor.
+        The large ones on a GPU, or the small ones on a processor. A trial ends once its task is solved, so that all that did have
+        the score at which it counts as solved, and nobody more.
         """
         found: dict[str, list[float]] = {}
         for section in self.laboratory:
             where = (section.settings["precision"] == "float32") == small
             if where and section.task.name == name and section.readings[0] == reading:
                 for label, entry in section.entries.items():
-                    scores = [result["readings"][reading] for result in entry.best]
-                    found.setdefault(label, []).extend(100 * (score or 0.0) for score in scores)
+                    full = section.task.solved
+                    scores = [full if one["solved_at"] else min(one["readings"][reading] or 0.0, full) for one in entry.best]
+                    found.setdefault(label, []).extend(100 * score for score in scores)
         return found
 
 
