@@ -125,8 +125,8 @@ class Evidence:
     def task(self, name: str, reading: str, small: bool) -> dict[str, list[float]]:
         """What models scored at a task of the laboratory as they were trained for it, in percent; tasks of one name together.
 
-        The large ones on a GPU, or the small ones on a processor. A trial ends once its task is solved, so that all that did have
-        the score at which it counts as solved, and nobody more.
+        The large ones on a GPU, or the small ones on a processor. A trial ends once its task is solved: all that did have the
+        score at which it counts as solved, and nobody has more.
         """
         found: dict[str, list[float]] = {}
         for section in self.laboratory:
