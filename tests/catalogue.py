@@ -1,4 +1,8 @@
-"""Every part the rooms hold, in its variants: a new part joins one list here and inherits every test."""
+"""Every part the rooms hold, in its variants: a new part joins one list here and inherits the tests of its room.
+
+Its closed forms against autograd (``test_contract.py``), its step against its penalty (``retention/test_minimiser.py``),
+combinations (``forms/test_recurrent.py``), and both forms against each other (``forms/test_chunk.py``).
+"""
 
 import itertools
 
@@ -60,6 +64,16 @@ ALGORITHMS = [
     algorithm.Newton(),
     algorithm.NonParametric(),
 ]
+
+
+def smooth(part):
+    """Whether a smooth form stands for the part's own gradient or step, which then is not that of its loss or penalty."""
+    return getattr(part, "smooth", False)
+
+
+def one_of_each(parts):
+    """The first instance of every class."""
+    return list({type(part): part for part in reversed(parts)}.values())[::-1]
 
 
 def combinations(memories=MEMORIES, biases=BIASES, retentions=RETENTIONS, algorithms=ALGORITHMS):

@@ -10,7 +10,7 @@ import torch
 from catalogue import meaningful
 from inputs import draw, relative
 from miras import Spec, algorithm, bias, memorize, memory, presets, retention
-from miras.types import Held, Rule
+from miras.types import Gate, Held, Rule
 
 
 @pytest.mark.parametrize("name", presets.PRESETS)
@@ -125,3 +125,37 @@ def test_links_and_divergences_of_a_users_own(kept):
         assert torch.allclose(state.weights.sum(-2), torch.tensor(2.0, dtype=torch.float64))
     else:
         assert relative(state.weights, state.accumulated[0] + state.accumulated[0] ** 3) < 1e-12
+
+
+def test_parts_are_final_and_ask_for_gates_that_there_are():
+    """The fast forms know parts by their class: a subclass would be run as its parent."""
+
+    @dataclass(frozen=True, kw_only=True)
+    class Twice(bias.L2):
+        def gradient(self, prediction, value, delta):
+            return 2 * (prediction - value)
+
+    @dataclass(frozen=True, kw_only=True)
+    class Tempered(bias.Bias):
+        ranks: tuple[int, ...] = (1, 2)
+
+        @property
+        def gates(self):
+            return (Gate("temperature", "value"),) if self.ranks == (3,) else ()
+
+        def loss(self, prediction, value, delta): ...
+
+        def gradient(self, prediction, value, delta):
+            return prediction - value
+
+        def rule(self):
+            return Rule("e_t", "e_t")
+
+    parts = dict(memory=memory.Matrix(), retention=retention.Keep(), algorithm=algorithm.GradientDescent())
+    with pytest.raises(ValueError, match="Twice is derived from L2, but parts are final: derive from Bias"):
+        Spec(bias=Twice(), **parts)
+    with pytest.raises(ValueError, match="Tempered reads a gate 'temperature': gates are eta, log_alpha"):
+        Spec(bias=Tempered(ranks=(3,)), **parts)
+    spec = Spec(bias=Tempered(ranks=(4, 5)), **parts)
+    again = Spec.from_json(spec.to_json())
+    assert again == spec and hash(again) == hash(spec)

@@ -16,7 +16,7 @@ from torch import Tensor
 from .algorithm import Descent, Newton, NonParametric
 from .retention import L2
 from .spec import Spec
-from .types import AnyState, CacheState, Gate, Gates, NewtonState, Norm, State, Weights, require
+from .types import AnyState, CacheState, Gate, Gates, NewtonState, Norm, State, Weights, looked_at, require
 
 
 class Shapes(NamedTuple):
@@ -186,7 +186,7 @@ def _limits(name: str, value: Tensor) -> None:
         torch._assert_async(good.all() if good.dim() else good, message)
         return
     good = test(value.detach())
-    if not bool(good.all()):
+    if looked_at(good.all()) is False:
         raise ValueError(f"{message}, got {value.detach()[~good].flatten()[0].item():g}")
 
 
@@ -224,7 +224,7 @@ def norm_of(spec: Spec, norm: tuple[Tensor, Tensor] | None, shapes: Shapes, like
     """Check gain and shift, ``[H,V]`` each."""
     if norm is None:
         return None
-    require(not spec.memory.linear, f"norm was given, but {spec.memory.label} has no LayerNorm")
+    require(spec.memory.normed, f"norm was given, but {spec.memory.label} has no LayerNorm")
     pair = isinstance(norm, tuple | list) and len(norm) == 2 and all(isinstance(x, Tensor) for x in norm)
     require(
         pair, f"norm must be two tensors, (gain, shift), got {type(norm).__name__ if not isinstance(norm, tuple) else norm}"

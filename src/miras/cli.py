@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import importlib
 import os
 import sys
 from collections.abc import Callable
@@ -33,6 +34,7 @@ def main(argv: list[str] | None = None) -> int:
     try:
         arguments, unknown = parser().parse_known_args(argv)
         refuse_unknown(arguments.parser, unknown)
+        import_own(arguments.modules)
         run: Callable[[argparse.Namespace], int | None] = arguments.run
         code = run(arguments)
         sys.stdout.flush()
@@ -54,9 +56,28 @@ def main(argv: list[str] | None = None) -> int:
         return 130
 
 
+def import_own(modules: list[str]) -> None:
+    """Import what defines parts of a user's own, so that models made of them are found."""
+    if modules and "" not in sys.path:
+        sys.path.insert(0, "")
+    for name in modules:
+        try:
+            importlib.import_module(name)
+        except ImportError as error:
+            raise ValueError(f"--import {name}: {error}") from error
+
+
 def parser() -> Parser:
     """The commands and their options."""
     whole = Parser(prog="miras", description="Sequence models that memorise at test time, as four choices.")
+    whole.add_argument(
+        "--import",
+        dest="modules",
+        action="append",
+        default=[],
+        metavar="MODULE",
+        help="a module that defines parts of your own, from the folder you are in or installed; before the command",
+    )
     whole.add_argument("--version", action="version", version=f"miras {__version__}")
     commands = whole.add_subparsers(title="commands", metavar="COMMAND", required=True)
     add_train(commands.add_parser("train", allow_abbrev=False, help="train a language model; with nothing given, a small one"))

@@ -9,7 +9,7 @@ import torch
 
 from . import checks
 from .algorithm import NonParametric
-from .forms.chunk import family
+from .forms.chunk import family, no_chunks
 from .memorize import Backend, Form, kernels_refuse
 from .spec import Spec
 
@@ -46,7 +46,12 @@ def explain(spec: Spec, device: torch.device | str = "cpu", *, gradients: bool =
     form chunk, backend torch, exact: a chunk's errors follow from one triangular system (WY transform); plain PyTorch on cpu
     """
     checks.spec_of(spec)
-    kind, device = family(spec), torch.device(device)
+    device = torch.device(device)
+    refused = no_chunks(spec)
+    if refused is not None:
+        reason = f"token by token, by form='recurrent' alone, since {refused}; plain PyTorch on {device.type}"
+        return Explanation(form="recurrent", backend="torch", exact=True, reason=reason)
+    kind = family(spec)
     backend: Backend = "torch"
     where = f"plain PyTorch on {device.type}"
     if device.type == "cuda" and not isinstance(spec.algorithm, NonParametric):

@@ -42,10 +42,18 @@ def write_figure(figure: Any, path: Path, **how: Any) -> None:
         figure.savefig(fresh, format=kind, metadata={"Date": None} if kind == "svg" else None, **how)
 
 
-def check_target(path: Path, what: str) -> None:
-    """Find out before the work, not after it, that a place cannot be written to."""
+def check_target(path: Path, what: str, reads: Iterable[Path | str | None] = ()) -> None:
+    """Find out before the work, not after it, that a place cannot be written to, or is one of those that the work ``reads``.
+
+    A folder that is read keeps all of its files.
+    """
     require(path.parent.is_dir(), f"{what} {path}: there is no folder {path.parent}")
     require(not path.is_dir(), f"{what} {path}: it is a folder: name a file")
+    if path.exists():
+        real = path.resolve()
+        for read in (Path(read).resolve() for read in reads if read is not None):
+            inside = read.is_dir() and real.is_relative_to(read)
+            require(real != read and not inside, f"{what} {path}: it is read from, and would be lost: name another file")
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -76,6 +84,7 @@ def synced(path: Path) -> None:
 
 def text_of(path: Path) -> str:
     """The text of a file, every character as it is."""
+    require(not path.is_dir(), f"{path} is a folder: name a file")
     require(path.is_file(), f"there is no file {path}")
     try:
         return path.read_bytes().decode("utf-8")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import re
+from abc import ABC
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,7 +14,7 @@ from . import algorithm as algorithms
 from . import bias as biases
 from . import memory as memories
 from . import retention as retentions
-from .types import Gate, Part, Rule, require
+from .types import Gate, Gates, Part, Rule, require
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,6 +52,17 @@ class Spec:
                 own,
                 f"{type(part).__name__} must be a dataclass of its own: write @dataclass(frozen=True, kw_only=True) above it",
             )
+            # the fast forms know parts by their class, and would run a subclass as what it was derived from
+            final = [base.__name__ for base in type(part).__mro__[1:] if issubclass(base, kind) and ABC not in base.__bases__]
+            require(
+                not final,
+                f"{type(part).__name__} is derived from {', '.join(final)}, but parts are final: derive from {kind.__name__}",
+            )
+            for gate in part.gates if room != "memory" else ():
+                require(
+                    gate.name in Gates._fields,
+                    f"{type(part).__name__} reads a gate {gate.name!r}: gates are {', '.join(Gates._fields)}",
+                )
         require(
             isinstance(self.chunk_size, int) and self.chunk_size >= 1,
             f"Spec's chunk_size must be an integer >= 1, got {self.chunk_size!r}",

@@ -167,13 +167,18 @@ class Part:
         name = values.pop("name", None)
         concrete = {known: kind for known, kind in cls.known.items() if not inspect.isabstract(kind)}
         if name not in concrete:
-            raise ValueError(f"unknown {cls.room} {name!r}: known are {', '.join(sorted(concrete))}")
+            names = ", ".join(sorted(concrete))
+            raise ValueError(
+                f"unknown {cls.room} {name!r}: known are {names}, and your own once their module is imported (miras --import)"
+            )
         kind = concrete[name]
         allowed = [field.name for field in dataclasses.fields(kind)]
         for key in values:
             if key not in allowed:
                 raise ValueError(f"{name} has no parameter {key!r}: it has {', '.join(allowed) or 'none'}")
-        return kind(**values)  # type: ignore[return-value]
+        # JSON has no tuples, and a part is hashable
+        plain = {key: tuple(value) if isinstance(value, list) else value for key, value in values.items()}
+        return kind(**plain)  # type: ignore[return-value]
 
     @functools.cached_property
     def label(self) -> str:
@@ -184,6 +189,16 @@ class Part:
             if getattr(self, field.name) != field.default
         ]
         return type(self).__name__ + (f"({', '.join(changed)})" if changed else "")
+
+
+def looked_at(condition: Tensor) -> bool | None:
+    """What a tensor of one truth value says; None under ``torch.func.vmap``, where there is one for each of a batch."""
+    try:
+        return bool(condition)
+    except RuntimeError as error:
+        if "vmap" in str(error):
+            return None
+        raise
 
 
 def require(condition: bool, message: str) -> None:

@@ -301,3 +301,16 @@ def test_a_missing_package_says_what_to_install(capsys, monkeypatch, folder, boo
 
 def test_columns():
     assert table([["a", "b"], ["long", "1"]]) == "a     b\nlong  1"
+
+
+def test_what_is_read_is_never_written_over(capsys, folder, book):
+    before = book.read_bytes()
+    for argv in (
+        ["perplexity", folder, "--data", book, "--context", "64", "--json", book],
+        ["perplexity", folder, "--data", book, "--context", "64", "--json", folder / "config.json"],
+        ["needle", "--write", book, "--haystack", book, "--tokenizer", "bytes", "--count", "1", "--lengths", "512"],
+    ):
+        capsys.readouterr()
+        assert main(["eval", *map(str, argv)]) == 2
+        assert "would be lost: name another file" in capsys.readouterr().err
+    assert book.read_bytes() == before

@@ -216,3 +216,53 @@ def test_a_missing_extra_says_what_to_install(capsys, monkeypatch, folder, book,
     arguments = [book, "--state", tmp_path / "out"] if command == "read" else ["--prompt", "a"]
     assert main([str(part) for part in (command, folder, *arguments)]) == 2
     assert capsys.readouterr().err == f"miras {command} needs {package}: pip install 'miras-torch[{extra}]'\n"
+
+
+def test_what_is_read_is_never_written_over(capsys, folder, book, tmp_path):
+    """Texts, weights and configurations are inputs; a memory takes the place of a memory alone."""
+    model = tmp_path / "model"
+    shutil.copytree(folder, model)
+    notes = tmp_path / "notes.txt"
+    notes.write_text("mine")
+    kept = {path: path.read_bytes() for path in (book, notes, *model.iterdir())}
+    for target in (book, model / "model.safetensors"):
+        assert "would be lost: name another file" in error(capsys, "read", model, book, "--state", target)
+    assert "is no memory, and would be lost" in error(capsys, "read", model, book, "--state", notes)
+    for target, words in ((model / "config.json", "would be lost: name another file"), (notes, "the file there is no memory")):
+        assert words in error(capsys, "generate", model, "--prompt", "Hi", "--save-state", target, *SHORT)
+    assert "would be lost" in error(capsys, "inspect", model, book, "--out", book)
+    assert {path: path.read_bytes() for path in kept} == kept
+    state = tmp_path / "book.safetensors"
+    for _ in range(2):
+        run(capsys, "read", model, book, "--state", state)
+
+
+def test_models_of_parts_of_ones_own(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "own_parts.py").write_text(
+        "from dataclasses import dataclass\n"
+        "from miras import bias\n"
+        "from miras.types import Rule\n\n\n"
+        "@dataclass(frozen=True, kw_only=True)\n"
+        "class Cushioned(bias.Bias):\n"
+        "    def loss(self, prediction, value, delta):\n"
+        "        return (1 + (prediction - value) ** 2).sqrt().sum(-1)\n\n"
+        "    def gradient(self, prediction, value, delta):\n"
+        "        e = prediction - value\n"
+        "        return e / (1 + e * e).sqrt()\n\n"
+        "    def rule(self):\n"
+        "        return Rule('e_t / sqrt(1 + e_t^2)', 'e_t / \\\\sqrt{1 + e_t^2}')\n"
+    )
+    make = (
+        "import torch, own_parts, miras.hf as hf\n"
+        "from miras import Spec, presets\n"
+        "import dataclasses\n"
+        "spec = dataclasses.replace(presets.yaad(), bias=own_parts.Cushioned(), name='')\n"
+        "hf.MirasForCausalLM(hf.MirasConfig.preset('yaad-tiny', spec=spec, eos_token_id=None)).save_pretrained('own')\n"
+        "hf.byte_tokenizer().save_pretrained('own')\n"
+    )
+    subprocess.run([sys.executable, "-c", make], check=True, cwd=tmp_path)
+    refused = error(capsys, "generate", "own", "--prompt", "Hi", *SHORT)
+    assert "unknown bias 'Cushioned'" in refused and "once their module is imported (miras --import)" in refused
+    assert "--import nowhere: No module named 'nowhere'" in error(capsys, "--import", "nowhere", "generate", "own")
+    assert run(capsys, "--import", "own_parts", "generate", "own", "--prompt", "Hi", *SHORT).out

@@ -10,9 +10,11 @@ from hypothesis import strategies as st
 from slow_chunk import slow_chunk
 from torch.utils import _pytree as pytree
 
-from catalogue import RETENTIONS
+from catalogue import BIASES, MEMORIES, RETENTIONS, meaningful, one_of_each
 from inputs import cut_gates, draw, leaves, relative
 from miras import Gates, Spec, algorithm, bias, explain, memorize, memory, presets, retention
+from miras.memory import Factor
+from miras.memory.matrix import Dense
 
 EXACT = [name for name in presets.PRESETS if explain(presets.get(name)).exact]
 DEEP = [name for name in presets.PRESETS if name not in EXACT]
@@ -110,8 +112,54 @@ def deep_specs():
             except ValueError:
                 continue
 
+    yield from meaningful(one_of_each(MEMORIES), BIASES, [retention.L2(at="previous")], [algorithm.GradientDescent()])
+    yield from meaningful(MEMORIES, [bias.Huber()], [retention.L2(at="previous")], [algorithm.GradientDescent()])
+
 
 DEEP_SPECS = list({spec.to_json(): spec for spec in deep_specs()}.values())
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Rectified(memory.Memory):
+    """A memory of a user's own, linear in its weights and not in the key: M(W; k) = k + W relu(k) + U k."""
+
+    square, linear, zero_start = True, True, True
+
+    def shapes(self, keys, values):
+        return ((values, keys), (values, keys))
+
+    def maps(self, weights):
+        return tuple(Dense(weight) for weight in weights)
+
+    def trace(self, maps, x, norm):
+        return x + maps[0](x.relu()) + maps[1](x), x
+
+    def backprop(self, maps, trace, error):
+        return Factor(error, trace.relu()), Factor(error, trace)
+
+    def gradient(self, factor):
+        return factor.error.mT @ factor.input
+
+    @property
+    def sides(self):
+        return "out", "out"
+
+    def curvature(self, k):
+        return (k * k).sum(-1, keepdim=True) + k.relu().square().sum(-1, keepdim=True)
+
+    def rule(self): ...
+
+    def gradient_rule(self, error): ...
+
+
+@pytest.mark.parametrize("loss", one_of_each(BIASES), ids=lambda b: b.label)
+def test_a_linear_memory_of_a_users_own(loss):
+    for kept in (retention.Keep(), retention.L2(), retention.L2(at="previous"), retention.KL()):
+        spec = Spec(memory=Rectified(), bias=loss, retention=kept, algorithm=algorithm.GradientDescent())
+        arguments = draw(spec, B=2, T=7, H=1, K=3, grad=True)
+        sizes = (1, 4) if explain(spec).exact else (1,)
+        for size in sizes:
+            both(spec, arguments, {"chunk_size": size}, {"form": "recurrent"})
 
 
 def splits(spec):
@@ -132,7 +180,7 @@ def test_longer_chunks_equal_a_slow_loop_of_the_same_rule(spec):
     for channelwise in {False, splits(spec)}:
         arguments = draw(spec, B=2, T=11, H=1, K=3, grad=True, channelwise=channelwise)
         slow = lambda q, k, v, gates, keywords: slow_chunk(spec, q, k, v, gates, keywords, 4)  # noqa: E731
-        both(spec, arguments, {"chunk_size": 4}, slow)
+        both(spec, arguments, {"chunk_size": 4}, {"form": "recurrent"} if explain(spec).exact else slow)
 
 
 @pytest.mark.parametrize("size", [16, 64])

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.utils import _pytree as pytree
 
-from catalogue import ALGORITHMS, RETENTIONS, combinations, meaningful
+from catalogue import ALGORITHMS, BIASES, MEMORIES, RETENTIONS, combinations, meaningful, one_of_each
 from inputs import cut_gates, draw, leaves, relative, tensors
 from miras import Gates, Spec, algorithm, bias, memorize, memory, presets, recall, retention
 
@@ -169,11 +169,8 @@ def test_packed_sequences_equal_one_by_one(name):
     assert torch.isfinite(again).all()
 
 
-SOME_MEMORIES = [memory.Vector(), memory.Matrix(), memory.MLP(expansion=2)]
-SOME_BIASES = [
-    *(bias.DotProduct(), bias.L2(), bias.Lp(), bias.L1(), bias.ValueShift()),
-    *(bias.Huber(form=form) for form in ("coordinate", "norm", "mixture")),
-]
+SOME_MEMORIES = [part for part in one_of_each(MEMORIES) if not isinstance(part, memory.MLP)] + [memory.MLP(expansion=2)]
+SOME_BIASES = [*one_of_each(BIASES), *(bias.Huber(form=form) for form in ("norm", "mixture"))]
 
 
 @pytest.mark.parametrize("kept", RETENTIONS, ids=lambda r: r.label)

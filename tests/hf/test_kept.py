@@ -259,3 +259,35 @@ def test_nothing_is_half_written(kept, monkeypatch):
 def test_bad_tokens_are_refused(ids, words):
     with pytest.raises(ValueError, match=words):
         build("yaad").read(ids)
+
+
+def test_a_model_that_keeps_no_cache_goes_on_all_the_same():
+    model = build("yaad", torch.float32)
+    memory, question = model.read(tokens(9)), tokens(1, 3, seed=1)
+    want = continued(memory, question)
+    model.config.use_cache = model.generation_config.use_cache = False
+    assert torch.equal(continued(memory, question), want)
+
+
+def test_what_goes_on_is_tokens_and_what_comes_back_is_whole():
+    model = build("yaad", torch.float32)
+    memory = model.read(tokens(9))
+    assert torch.equal(continued(memory, tokens(3)), continued(memory, tokens(1, 3)))
+    for given in ("Who?", [1, 2]):
+        with pytest.raises(ValueError, match="ids must be a tensor of tokens, got"):
+            memory.inputs(given)
+    with pytest.raises(ValueError, match="give a text, a tensor or a list of tokens, got dict"):
+        model.read({"input_ids": [1]})
+    with pytest.raises(ValueError, match="generate returned a Tensor: give it return_dict_in_generate=True"):
+        memory.after(model.generate(**memory.inputs(), **GREEDY))
+    with pytest.raises(ValueError, match="several answers of a kept memory need as many rows of ids"):
+        model.generate(**memory.inputs(), max_new_tokens=2, num_beams=2, eos_token_id=None)
+
+
+def test_a_memory_takes_the_place_of_a_memory_alone(kept):
+    model, path = kept
+    other = path.with_name("model.safetensors")
+    other.write_bytes(b"weights")
+    with pytest.raises(ValueError, match="the file there is no memory, and would be lost"):
+        KeptMemory.load(path, model).save(other)
+    assert other.read_bytes() == b"weights"

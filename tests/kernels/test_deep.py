@@ -16,7 +16,7 @@ from miras import Spec, algorithm, bias, explain, memorize, memory, presets, ret
 from miras.kernels import arguments as taken
 from miras.kernels import biases, deep_op, launch
 from miras.memorize import kernels_refuse
-from miras.types import Gates, Rule, State
+from miras.types import Gate, Gates, Rule, State
 
 SPECS = {
     "yaad": presets.yaad(),
@@ -177,11 +177,13 @@ def test_packed_sequences_values_states_and_every_gradient(name):
 class SoftAbs(bias.Bias):
     """A coordinate-wise bias of a user's own."""
 
+    width: float = 1.0
+
     def loss(self, prediction, value, delta):
-        return torch.cosh(prediction - value).log().sum(-1)
+        return self.width**2 * torch.cosh((prediction - value) / self.width).log().sum(-1)
 
     def gradient(self, prediction, value, delta):
-        return torch.tanh(prediction - value)
+        return self.width * torch.tanh((prediction - value) / self.width)
 
     def rule(self):
         return Rule("tanh(e_t)", r"\tanh(e_t)")
@@ -202,11 +204,14 @@ def test_a_bias_of_a_users_own_is_fused_by_two_functions():
     kept = retention.L2(at="previous")
     spec = Spec(memory=memory.MLP(), bias=SoftAbs(), retention=kept, algorithm=algorithm.GradientDescent())
     arguments = on_device(draw(spec, B=1, T=16, H=1, K=16), torch.float32)
-    biases.DEVICE.pop("SoftAbs", None)
+    biases.DEVICE.pop(SoftAbs().label, None)
     with pytest.raises(ValueError, match="bias SoftAbs has no device function: register one"):
         memorize(spec, *arguments[:4], chunk_size=16, backend="triton", **arguments[4])
-    biases.register("SoftAbs", log_cosh, log_cosh_slope)
+    biases.register(SoftAbs(), log_cosh, log_cosh_slope)
     compared(spec, B=1, T=32, H=1, K=16)
+    other = replace(spec, bias=SoftAbs(width=0.5))
+    with pytest.raises(ValueError, match=r"bias SoftAbs\(width=0.5\) has no device function"):
+        memorize(other, *arguments[:4], chunk_size=16, backend="triton", **arguments[4])
 
 
 @pytest.mark.parametrize(
@@ -258,8 +263,23 @@ def test_bf16_on_a_gpu_is_as_good_as_plain_torch_in_bf16(channels):
 
 
 def test_the_librarys_own_biases_are_not_replaced():
-    with pytest.raises(ValueError, match="the library has a bias L2 of its own"):
-        biases.register("L2", log_cosh, log_cosh_slope)
+    with pytest.raises(ValueError, match="the library fuses L2 itself"):
+        biases.register(bias.L2(), log_cosh, log_cosh_slope)
+
+
+def test_a_bias_that_reads_delta_needs_its_derivative_there():
+    @dataclass(frozen=True, kw_only=True)
+    class Soft(bias.Bias):
+        gates = (Gate("delta", "value"),)
+
+        def loss(self, prediction, value, delta): ...
+
+        def gradient(self, prediction, value, delta): ...
+
+        def rule(self): ...
+
+    with pytest.raises(ValueError, match="Soft reads delta: give delta_slope"):
+        biases.register(Soft(), log_cosh, log_cosh_slope)
 
 
 def test_explain_says_which_backend_a_gpu_gets():

@@ -8,9 +8,12 @@ import torch
 from torch.utils import _pytree as pytree
 
 from catalogue import BIASES, MEMORIES, RETENTIONS, meaningful
-from miras import Spec, algorithm, bias, memory, nn, presets, retention
+from miras import Spec, algorithm, bias, explain, memory, nn, presets, retention
+from miras.memory import Factor
+from miras.memory.matrix import Dense
 from miras.nn import MirasLayer, recipe_of
 from miras.nn.functional import turns
+from miras.types import Gate, Rule
 
 CHUNK, TIME, DIM = 4, 15, 16
 each_preset = pytest.mark.parametrize("name", presets.PRESETS)
@@ -358,3 +361,99 @@ def test_a_spec_of_ones_own_with_a_published_recipe():
     assert recipe_of(spec) == nn.RECIPES["gated_deltanet"]
     plain = dataclasses.replace(spec, name="")
     assert [gate.name for gate in recipe_of(plain).gates] == ["eta", "log_alpha"]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Halved(algorithm.Descent):
+    """An algorithm of a user's own, which only the recurrent form can run."""
+
+    @property
+    def gates(self):
+        return (Gate("eta", "value"),)
+
+    def move(self, momentum, step, mu):
+        return None, step / 2
+
+    def rule(self, gradient, rate, place):
+        return None, Rule("g/2", "g/2")
+
+
+def test_an_algorithm_of_ones_own_runs_token_by_token():
+    spec = dataclasses.replace(presets.yaad(), algorithm=Halved(), name="")
+    found = explain(spec)
+    assert found.form == "recurrent" and found.exact and "Halved moves in a way of its own" in found.reason
+    layer = build(spec)
+    assert layer.form == "recurrent" and build("yaad").form == "chunk"
+    x = draw(2, 7, DIM)
+    y, _ = layer(x)
+    first, state = layer(x[:, :3])
+    second, _ = layer(x[:, 3:], state)
+    assert torch.allclose(torch.cat([first, second], 1), y)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Bent(memory.Memory):
+    """A deep memory of a user's own, without a LayerNorm: W1 tanh(W2 x)."""
+
+    square, linear, zero_start = True, False, False
+
+    def shapes(self, keys, values):
+        return (values, keys), (keys, keys)
+
+    def maps(self, weights):
+        return tuple(Dense(weight) for weight in weights)
+
+    def trace(self, maps, x, norm):
+        assert norm is None
+        hidden = maps[1](x).tanh()
+        return maps[0](hidden), (x, hidden)
+
+    def backprop(self, maps, trace, error):
+        x, hidden = trace
+        return Factor(error, hidden), Factor(maps[0].transpose(error) * (1 - hidden**2), x)
+
+    def gradient(self, factor):
+        return factor.error.mT @ factor.input
+
+    @property
+    def sides(self):
+        return "out", "in"
+
+    def curvature(self, k): ...
+
+    def rule(self):
+        return Rule("W1 tanh(W2 x)", "W1 tanh(W2 x)")
+
+    def gradient_rule(self, error):
+        return Rule("g", "g")
+
+
+def test_a_deep_memory_of_ones_own_has_the_deep_recipe():
+    spec = dataclasses.replace(presets.yaad(), memory=Bent(), name="")
+    plain = recipe_of(dataclasses.replace(presets.yaad(), name=""))
+    assert recipe_of(spec) == plain and plain.step_sum == 1.0 and plain.gate("log_alpha").start == 1e-4
+    layer = build(spec)
+    assert layer.memory.gain is None
+    layer(draw(2, 9, DIM))[0].sum().backward()
+    assert all(parameter.grad is not None for parameter in layer.parameters())
+
+
+@pytest.mark.filterwarnings("ignore:There is a performance drop:UserWarning")
+@pytest.mark.parametrize("name", ["yaad", "memora", "gated_deltanet"])
+def test_gradients_of_each_sequence_by_torch_func(name):
+    layer, x = build(name), draw(3, 9, DIM)
+    own = dict(layer.named_parameters())
+    grad = torch.func.grad(lambda p, one: torch.func.functional_call(layer, p, (one[None],))[0].square().sum())
+    found = torch.func.vmap(grad, (None, 0))(own, x)
+    for number in range(3):
+        layer.zero_grad()
+        layer(x[number : number + 1])[0].square().sum().backward()
+        for key, parameter in own.items():
+            assert torch.allclose(found[key][number], parameter.grad, atol=1e-9), key
+
+
+@pytest.mark.parametrize("name", ["head_dim", "value_dim", "chunk_size"])
+@pytest.mark.parametrize("value", [0, -1, "a"])
+def test_widths_and_chunks_are_positive_integers(name, value):
+    with pytest.raises(ValueError, match=f"{name} must be an integer of 1 or more, or None, got"):
+        MirasLayer(DIM, 2, "yaad", **{name: value})

@@ -5,6 +5,7 @@ import pytest
 import torch
 from scipy.optimize import minimize
 
+from catalogue import RETENTIONS, smooth
 from inputs import relative
 from miras.retention import KL, L2, Bregman, ElasticNet, ElasticNetFTRL, FDivergence, Keep, L2Ball, Lq
 from miras.retention.simplex import log_simplex
@@ -64,6 +65,29 @@ def test_unconstrained(retention, channelwise):
     got = stepped(retention, held, gradient, eta, log_alpha, anchor)
     want = found(retention, held, gradient, eta, log_alpha, anchor, lambda z: z.reshape(SHAPE), drawn().flatten().numpy())
     assert relative(got, want) < 1e-6
+
+
+# but for the printed link, which minimises nothing, and what is smoothed
+PENALISED = [part for part in RETENTIONS if not smooth(part) and getattr(part, "link", "") != "paper"]
+
+
+@pytest.mark.parametrize("retention", PENALISED, ids=lambda r: r.label)
+def test_no_step_along_another_gradient_is_better(retention):
+    """For any retention, without knowing where its weights may lie: other steps do not leave that place either."""
+    eta, log_alpha = (gate.mean().expand(1, 1, 1, 1) for gate in gates(False))
+    log_alpha = log_alpha if retention.gates else None
+    held, gradient = retention.start(drawn()), drawn()
+    anchor = retention.start(drawn()).accumulated if retention.anchored else None
+
+    def reached(other):
+        weight = stepped(retention, held, other, eta, log_alpha, anchor)
+        return weight, float(retention.objective(weight, held, gradient, eta, log_alpha, anchor))
+
+    best, least = reached(gradient)
+    for size in (0.03, 0.3, 1.0):
+        for _ in range(8):
+            weight, value = reached(gradient + size * drawn())
+            assert value > least or torch.equal(weight, best), size
 
 
 @pytest.mark.parametrize("channelwise", [False, True])

@@ -67,8 +67,9 @@ def write_needles(
 ) -> None:
     """``miras eval needle --write``."""
     from ..eval import training_needles
-    from ..files import write_lines
+    from ..files import check_target, write_lines
 
+    check_target(arguments.write, "cannot write", (arguments.haystack, arguments.model))
     require(arguments.depths is None, "--depths is for measuring: with --write they are drawn evenly from 0 to 1")
     named = arguments.tokenizer is not None or arguments.model is not None
     require(named, "lengths are counted in tokens: give MODEL, or --tokenizer")

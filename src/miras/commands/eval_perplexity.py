@@ -52,7 +52,7 @@ def run_perplexity(arguments: argparse.Namespace) -> None:
     mode = mode_of(arguments)
     edges = None if arguments.buckets is None else numbers("--buckets", arguments.buckets)
     if arguments.json is not None:
-        check_target(arguments.json, "cannot write")
+        check_target(arguments.json, "cannot write", (arguments.data, arguments.model))
     documents, warnings = documents_of(
         arguments.data, field=arguments.field, span=span_of(arguments.span), on_bad=arguments.on_bad
     )

@@ -41,7 +41,7 @@ def run_zero_shot(arguments: argparse.Namespace) -> None:
 
     require(not arguments.answers or arguments.json is not None, "--answers go into the file of --json, which was not given")
     if arguments.json is not None:
-        check_target(arguments.json, "cannot write")
+        check_target(arguments.json, "cannot write", (arguments.data, arguments.model))
     tasks = names(arguments.tasks)
     tasks_of(tasks)
     if arguments.harness:

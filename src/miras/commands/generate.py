@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..files import check_target, size
 from ..types import require
-from .models import add_model, load
+from .models import add_model, check_keepable, load
 
 if TYPE_CHECKING:
     from ..hf.loading import Loaded
@@ -44,8 +44,10 @@ def run_generate(arguments: argparse.Namespace) -> None:
     require(is_text(prompt), "the prompt is not UTF-8 text")
     require(bool(prompt) or arguments.state is not None, "there is nothing to continue: give --prompt, --state or both")
     if arguments.save_state is not None:
-        check_target(arguments.save_state, "cannot keep a memory in")
+        check_target(arguments.save_state, "cannot keep a memory in", (arguments.model,))
     loaded = load(arguments, "generate")
+    if arguments.save_state is not None:
+        check_keepable(arguments.save_state)
     generate(loaded, prompt, arguments, options)
 
 
@@ -66,6 +68,8 @@ def sampling(arguments: argparse.Namespace) -> dict[str, Any]:
         temperature is None or temperature > 0, f"--temperature must be > 0, got {temperature} (--greedy is its limit at 0)"
     )
     require(top_p is None or 0 < top_p <= 1, f"--top-p must be in (0, 1], got {top_p}")
+    seed = arguments.seed
+    require(seed is None or -(2**63) <= seed < 2**64, f"--seed must have 64 bits at most, got {seed}")
     drawn = temperature is not None or top_p is not None
     require(not (arguments.greedy and drawn), "--greedy draws nothing: leave --temperature and --top-p away")
     if arguments.greedy:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .extras import needed
@@ -32,6 +33,13 @@ def load(arguments: argparse.Namespace, command: str, tokenizer: str | None = No
     loaded = load(arguments.model, dtype=arguments.dtype, tokenizer=given)
     _place(loaded.model, arguments.device)
     return loaded
+
+
+def check_keepable(path: Path) -> None:
+    """Refuse, before the work, to replace a file that is no memory."""
+    from ..hf.memory_file import check_replaced
+
+    check_replaced(path)
 
 
 def named_tokenizer(name: str) -> Any:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from ..files import check_target, size, text_of
 from .extras import needed
-from .models import add_model, load
+from .models import add_model, check_keepable, load
 
 if TYPE_CHECKING:
     from ..hf import KeptMemory
@@ -33,9 +33,10 @@ def add_read(command: argparse.ArgumentParser) -> None:
 def run_read(arguments: argparse.Namespace) -> None:
     """``miras read``."""
     needed("read", "rich")
-    check_target(arguments.state, "cannot keep a memory in")
+    check_target(arguments.state, "cannot keep a memory in", (arguments.file, arguments.model))
     text = text_of(arguments.file)
     loaded = load(arguments, "read")
+    check_keepable(arguments.state)
     began = time.monotonic()
     memory, read = with_progress(loaded, text, arguments)
     seconds = time.monotonic() - began

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from .. import presets
+from ..types import require
 from .extras import needed
 
 if TYPE_CHECKING:
@@ -49,6 +50,7 @@ def run_recall(arguments: argparse.Namespace) -> None:
         seed=arguments.seed,
     )
     # a folder that cannot be made is found out before the work, not after it
+    require(not arguments.out.is_file(), f"--out {arguments.out} is a file: name a folder")
     arguments.out.mkdir(parents=True, exist_ok=True)
     began = time.monotonic()
     outcomes = with_progress(settings)

@@ -28,23 +28,27 @@ from .common import as_tuple, split
 STRETCH = 16
 
 
+def no_chunks(spec: Spec) -> str | None:
+    """Why a spec has no chunk form, or None where it has one: parts of a user's own may move as only they know."""
+    if isinstance(spec.algorithm, NonParametric | Newton):
+        return None
+    known = (GradientDescent, ImplicitGD, Momentum, MultiStep)
+    if not isinstance(spec.algorithm, known):
+        names = ", ".join(kind.__name__ for kind in known)
+        return f"the chunk form runs {names}; {spec.algorithm.label} moves in a way of its own"
+    if not isinstance(spec.retention, L2) and type(spec.retention).probe is not Retention.probe:
+        return f"{spec.retention.label} measures the surprise at a place of its own, which the chunk form does not know"
+    return None
+
+
 def family(spec: Spec) -> str:
     """How the chunk form runs a spec: "scan" is the paper's approximation, the other families are exact."""
     if isinstance(spec.algorithm, NonParametric):
         return "attention"
     if isinstance(spec.algorithm, Newton):
         return "newton"
-    known = (GradientDescent, ImplicitGD, Momentum, MultiStep)
-    require(
-        isinstance(spec.algorithm, known),
-        f"the chunk form runs {', '.join(kind.__name__ for kind in known)}; "
-        f"{spec.algorithm.label} moves in a way of its own: use form='recurrent'",
-    )
-    require(
-        isinstance(spec.retention, L2) or type(spec.retention).probe is Retention.probe,
-        f"{spec.retention.label} measures the surprise at a place of its own, which the chunk form does not know: "
-        "use form='recurrent'",
-    )
+    refused = no_chunks(spec)
+    require(refused is None, f"{refused}: use form='recurrent'")
     quadratic = isinstance(spec.retention, Keep | L2)
     if isinstance(spec.memory, Matrix) and isinstance(spec.bias, L2Bias) and quadratic:
         return "scan" if isinstance(spec.algorithm, Momentum) else "delta"

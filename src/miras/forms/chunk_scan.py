@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ..algorithm import Descent
 from ..bias import DotProduct
-from ..memory import Factor, Map
+from ..memory import Factor, Map, Matrix, Vector
 from ..retention import L2, Linear, Retention
 from ..retention.base import decay
 from ..spec import Spec
@@ -149,7 +149,7 @@ def _chunk(
     """One chunk of the scan: its factors, times their steps, and the state after it."""
     once = pace.memo.once
     k, v = once(by_chunk, tokens.k)[n], once(by_chunk, tokens.v)[n]
-    if spec.memory.linear and isinstance(spec.bias, DotProduct):
+    if isinstance(spec.memory, Matrix | Vector) and isinstance(spec.bias, DotProduct):
         found: tuple[Factor, ...] = (Factor(-v, k),)
     else:
         maps = _probes(spec, retention, pace.paces, carry, n)

@@ -12,6 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ..types import looked_at
+
 BLOCK = 8
 # exp(-100) is 0 next to any weight in float32, and a total erasure (log alpha = -inf) has no finite difference
 LOWEST = -100.0
@@ -130,7 +132,8 @@ class Blocks:
 
 def ratio(total: Tensor) -> Direct | Blocks:
     """Pair factors exp(L_t - L_i) of a total ``[...,C,D]``; on a CPU, where looking is free, mild decays take a shorter way."""
-    if total.device.type == "cpu" and not torch.compiler.is_compiling() and bool((total.detach() > -MILD).all()):
+    looks = total.device.type == "cpu" and not torch.compiler.is_compiling()
+    if looks and looked_at((total.detach() > -MILD).all()):
         return Direct(total)
     return Blocks(total)
 

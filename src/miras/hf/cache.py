@@ -134,5 +134,8 @@ def check_cache(cache: object, blocks: int, batch: int) -> MirasCache:
     assert isinstance(cache, MirasCache)
     require(len(cache.layers) == blocks, f"past_key_values has {len(cache.layers)} blocks, the model has {blocks}")
     rows = cache.layers[0].batch_size
-    require(rows in (-1, batch), f"past_key_values holds {rows} rows, the input has {batch}")
+    require(
+        rows in (-1, batch),
+        f"past_key_values holds {rows} rows, the input has {batch}: several answers of a kept memory need as many rows of ids",
+    )
     return cache

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 from transformers import AutoTokenizer
+from transformers.utils import ModelOutput
 
 from miras import __version__
 
@@ -55,22 +56,26 @@ class KeptMemory(NamedTuple):
         return cache
 
     def inputs(self, ids: Tensor | None = None) -> dict[str, Any]:
-        """What ``model.generate`` takes to go on with the tokens ``ids`` ``[B,T]``, or without any.
+        """What ``model.generate`` takes to go on with the tokens ``ids`` ``[B,T]`` or ``[T]``, or without any.
 
         A memory of one row goes on with any number of rows. The sequences that come back begin with the last token read.
         """
         cache, last = self.cache(), self.last
         if ids is not None:
-            ids = _checked(ids, self.model).to(last.device)
+            require(isinstance(ids, Tensor), f"ids must be a tensor of tokens, got {type(ids).__name__}")
+            ids = _checked(ids[None] if ids.dim() == 1 else ids, self.model).to(last.device)
             if len(last) == 1 and len(ids) > 1:
                 last = last.expand(len(ids), 1)
                 cache.batch_repeat_interleave(len(ids))
             require(len(ids) == len(last), f"ids have {len(ids)} rows, the memory has {len(last)}")
             last = torch.cat([last, ids], 1)
-        return {"input_ids": last, "attention_mask": torch.ones_like(last), "past_key_values": cache}
+        # a model that is told to keep no cache would read all it wrote again, on top of what the memory holds
+        return {"input_ids": last, "attention_mask": torch.ones_like(last), "past_key_values": cache, "use_cache": True}
 
     def after(self, generated: Any) -> KeptMemory:
         """The memory after what ``model.generate(**memory.inputs(...), return_dict_in_generate=True)`` returned."""
+        whole = isinstance(generated, ModelOutput)
+        require(whole, f"generate returned a {type(generated).__name__}: give it return_dict_in_generate=True")
         cache, sequences = generated.past_key_values, generated.sequences
         require(isinstance(cache, MirasCache) and cache.states is not None, "generate returned no cache: leave use_cache on")
         unseen = sequences.shape[1] - cache.get_seq_length()
@@ -157,6 +162,8 @@ def _ids(model: MirasForCausalLM, text: str | Tensor | Sequence[int], memory: Ke
     if isinstance(text, str):
         tokenizer = tokenizer_of(model) if tokenizer is None else tokenizer
         text = tokenizer(text, add_special_tokens=memory is None, verbose=False).input_ids
+    plain = isinstance(text, Tensor) or (isinstance(text, Sequence) and all(isinstance(token, int) for token in text))
+    require(plain, f"give a text, a tensor or a list of tokens, got {type(text).__name__}")
     ids = text if isinstance(text, Tensor) else torch.tensor(list(text), dtype=torch.long)
     return ids[None] if ids.dim() == 1 else ids
 

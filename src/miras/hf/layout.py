@@ -22,6 +22,7 @@ def packing_of(
     """
     there = None if mask is None else _recent(mask, batch, time)
     if cu_seqlens is not None:
+        require(isinstance(cu_seqlens, Tensor), f"cu_seqlens must be a tensor, got {type(cu_seqlens).__name__}")
         require(batch == 1, f"cu_seqlens packs sequences in a batch of 1, got a batch of {batch}")
         require(there is None or bool(there.all()), "cu_seqlens and an attention_mask with padding were both given")
         index = torch.arange(time, device=cu_seqlens.device)

@@ -183,9 +183,21 @@ def rebuild(tree: Any, tensors: dict[str, Tensor], device: torch.device) -> Any:
     return kind(**fields)
 
 
+def check_replaced(path: Path) -> None:
+    """Refuse to put a memory in the place of something else."""
+    if path.exists():
+        try:
+            with safe_open(path, "pt") as file:
+                known = (file.metadata() or {}).get("format", "").startswith("miras memory")
+        except (SafetensorError, OSError):
+            known = False
+        require(known, f"cannot keep a memory in {path}: the file there is no memory, and would be lost: name another")
+
+
 def write(path: Path, tensors: dict[str, Tensor], header: Header) -> None:
     """Write the file: it is complete or not there."""
     check_target(path, "cannot keep a memory in")
+    check_replaced(path)
     with replacing(path) as fresh:
         save_file(tensors, fresh, header._replace(contents=fingerprint(tensors)).to_metadata())
 

@@ -21,7 +21,7 @@ def inspect(model: str, source: Path, out: Path | None, limit: int) -> None:
     require(limit >= 1, f"--tokens must be 1 or more, got {limit}")
     text = text_of(source)
     target = Path(f"{source.stem}.inspect.html") if out is None else out
-    check_target(target, "--out")
+    check_target(target, "--out", (source, model))
     # surprise is measured in float32 whatever a model was saved in
     loaded, tokenizer = load(model, dtype=torch.float32)
     tokens = tokens_of(tokenizer, text, limit)

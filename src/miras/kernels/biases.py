@@ -99,7 +99,7 @@ class Fused(NamedTuple):
     p: float
 
 
-# by the name of their class
+# by the name of their class, and of one's own by their label
 DEVICE = {
     "L2": Device(l2_gradient, l2_slope, no_slope),
     "Huber": Device(huber_gradient, huber_slope, huber_delta_slope),
@@ -111,16 +111,25 @@ OWN = frozenset(DEVICE)
 
 
 def register(
-    name: str, gradient: Callable[..., Any], slope: Callable[..., Any], delta_slope: Callable[..., Any] = no_slope
+    bias: Bias, gradient: Callable[..., Any], slope: Callable[..., Any], delta_slope: Callable[..., Any] | None = None
 ) -> None:
-    """Fuse a coordinate-wise bias under its class's name: ``@triton.jit`` functions of (error, delta, p)."""
-    require(name not in OWN, f"the library has a bias {name} of its own: give yours another name")
-    DEVICE[name] = Device(gradient, slope, delta_slope)
+    """Fuse a coordinate-wise bias of one's own: ``@triton.jit`` functions of (error, delta, p), whose p is 2 and means nothing.
+
+    They hold for the bias with just these parameters, which they do not see. One that reads the gate delta needs the
+    gradient's derivative in delta too.
+    """
+    require(type(bias).__name__ not in OWN, f"the library fuses {type(bias).__name__} itself: register a bias of your own")
+    reads = any(gate.name == "delta" for gate in bias.gates)
+    require(
+        delta_slope is not None or not reads, f"{bias.label} reads delta: give delta_slope, its gradient's derivative there"
+    )
+    DEVICE[bias.label] = Device(gradient, slope, delta_slope or no_slope)
 
 
 def fused(bias: Bias) -> Fused | str:
     """How the kernels run a bias, or why they cannot."""
-    name = type(bias).__name__
+    kind = type(bias).__name__
+    name = kind if kind in OWN else bias.label
     if name not in DEVICE:
         return f"bias {bias.label} has no device function: register one with miras.kernels.biases.register"
     if isinstance(bias, Huber) and (bias.form != "coordinate" or bias.smooth):

@@ -45,6 +45,7 @@ class Memory(Part, ABC):
     square: ClassVar[bool]  # keys and values must have the same width
     linear: ClassVar[bool]  # linear in the weights as a whole, so that implicit and exact solutions exist
     zero_start: ClassVar[bool]  # weights of zero are a place to start from
+    normed: ClassVar[bool] = False  # it has a LayerNorm, whose gain and shift are given from outside
 
     @abstractmethod
     def shapes(self, keys: int, values: int) -> tuple[tuple[int, ...], ...]:

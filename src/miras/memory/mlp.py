@@ -76,6 +76,7 @@ class MLP(Memory):
     square = True
     linear = False
     zero_start = False
+    normed = True
 
     def __post_init__(self) -> None:
         require(isinstance(self.depth, int) and 1 <= self.depth <= 4, f"MLP depth is 1 to 4, got {self.depth!r}")

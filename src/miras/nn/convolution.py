@@ -47,9 +47,10 @@ class Filtered(torch.autograd.Function):
     x ``[B,T,C]``, window ``[B,W-1,C]``, weight ``[C,W]``, its last tap for the token itself, all of one dtype.
     """
 
+    generate_vmap_rule = True
+
     @staticmethod
-    def forward(ctx: Any, x: Tensor, window: Tensor, weight: Tensor) -> Tensor:
-        ctx.save_for_backward(x, window, weight)
+    def forward(x: Tensor, window: Tensor, weight: Tensor) -> Tensor:
         time, reach = x.shape[1], window.shape[1]
         y = x * weight[:, reach]
         for back in range(1, reach + 1):
@@ -57,6 +58,10 @@ class Filtered(torch.autograd.Function):
             y[:, back:].addcmul_(x[:, : time - inside], weight[:, reach - back])
             y[:, :inside].addcmul_(window[:, reach - back : reach - back + inside], weight[:, reach - back])
         return y
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        ctx.save_for_backward(*inputs)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -63,7 +63,7 @@ class InitialMemory(nn.Module):
         self.names = [f"w{number + 1}" for number in range(len(shapes))]
         for name, shape in zip(self.names, shapes, strict=True):
             self.register_parameter(name, nn.Parameter(torch.empty(heads, *shape)))
-        normed = not spec.memory.linear
+        normed = spec.memory.normed
         self.gain = nn.Parameter(torch.empty(heads, values)) if normed else None
         self.shift = nn.Parameter(torch.empty(heads, values)) if normed else None
         self.reset_parameters()
@@ -78,7 +78,8 @@ class InitialMemory(nn.Module):
     @property
     def weights(self) -> Weights:
         """The parameters, outermost first."""
-        return tuple(self.get_parameter(name) for name in self.names)
+        # plain tensors under torch.func.functional_call
+        return tuple(getattr(self, name) for name in self.names)
 
     @property
     def unit(self) -> float:

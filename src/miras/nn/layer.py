@@ -13,7 +13,8 @@ from torch import Tensor, nn
 
 from .. import checks, presets
 from ..algorithm import Descent
-from ..memorize import Backend, memorize
+from ..forms.chunk import no_chunks
+from ..memorize import Backend, Form, memorize
 from ..memory import MLP
 from ..spec import Spec
 from ..types import AnyState, Gates, require
@@ -116,11 +117,16 @@ class MirasLayer(nn.Module):
         checks.spec_of(self.spec)
         self.recipe = bounded(recipe_of(self.spec)) if recipe is None else recipe
         require(dim >= 1 and heads >= 1, f"dim and heads must be >= 1, got dim={dim} and heads={heads}")
+        for name, given in (("head_dim", head_dim), ("value_dim", value_dim), ("chunk_size", chunk_size)):
+            whole = given is None or (isinstance(given, int) and given >= 1)
+            require(whole, f"{name} must be an integer of 1 or more, or None, got {given!r}")
         require(head_dim is not None or dim % heads == 0, f"dim={dim} is not a multiple of heads={heads}: give head_dim")
         self.dim, self.heads, self.keys = dim, heads, head_dim or dim // heads
         self.values = value_dim or self.keys
         self._check_widths()
-        self.chunk_size, self.backend = chunk_size, backend
+        # parts of a user's own that have no chunk form run token by token, as miras.explain says
+        self.form: Form = "chunk" if no_chunks(self.spec) is None else "recurrent"
+        self.chunk_size, self.backend = None if self.form == "recurrent" else chunk_size, backend
         self.pairs = self.spec.algorithm.pairs if isinstance(self.spec.algorithm, Descent) else 1
         tied = self.spec.tied
         require(
@@ -231,6 +237,7 @@ class MirasLayer(nn.Module):
             norm=self.memory.norm(),
             state=None if state is None else state.memory,
             cu_seqlens=cu_seqlens,
+            form=self.form,
             chunk_size=self.chunk_size,
             backend=self.backend,
         )

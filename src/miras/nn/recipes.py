@@ -13,8 +13,8 @@ from typing import Literal, get_args
 
 from ..algorithm import Momentum, NonParametric
 from ..bias import DotProduct, Lp
-from ..forms.chunk import family
-from ..memory import MLP, Matrix
+from ..forms.chunk import family, no_chunks
+from ..memory import Vector
 from ..spec import Spec
 from ..types import Gate as GateNeed
 from ..types import require
@@ -195,7 +195,9 @@ def _descends(spec: Spec, recipe: Recipe) -> bool:
     """Whether a memory takes steps towards a value, all of a chunk from its start: a matrix with exact chunks does not."""
     if recipe.gate("eta") is None or isinstance(spec.bias, DotProduct) or spec.tied:
         return False
-    return isinstance(spec.memory, MLP) or (isinstance(spec.memory, Matrix) and family(spec) == "scan")
+    if not spec.memory.linear:
+        return True
+    return not isinstance(spec.memory, Vector) and no_chunks(spec) is None and family(spec) == "scan"
 
 
 def _steepness(spec: Spec) -> float:
@@ -210,16 +212,17 @@ def _tame(spec: Spec, gate: GateRecipe) -> GateRecipe:
     forget from the start.
     """
     if gate.name == "eta" and isinstance(spec.bias, Lp) and not isinstance(gate.start, tuple):
-        whole = STEEP_START if isinstance(spec.memory, MLP) else gate.start
+        whole = gate.start if spec.memory.linear else STEEP_START
         return dataclasses.replace(gate, start=whole / _steepness(spec))
     return dataclasses.replace(gate, start=DECAY.start) if gate.start == DEEP_DECAY.start and spec.retention.anchored else gate
 
 
 def _default(spec: Spec, need: GateNeed) -> GateRecipe:
     """What a gate is made of when no paper says so: relative steps for weights that are learned, rates up to 1 from zero."""
-    if need.name == "eta" and isinstance(spec.memory, Matrix) and not learns_start(spec):
+    linear = spec.memory.linear
+    if need.name == "eta" and linear and not isinstance(spec.memory, Vector) and not learns_start(spec):
         return RATE
-    if need.name == "log_alpha" and isinstance(spec.memory, MLP):
+    if need.name == "log_alpha" and not linear:
         return DEEP_DECAY
     if need.name == "log_beta":
         beta = dataclasses.replace(DECAY, name="log_beta")
