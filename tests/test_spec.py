@@ -151,11 +151,17 @@ def test_parts_are_final_and_ask_for_gates_that_there_are():
         def rule(self):
             return Rule("e_t", "e_t")
 
+    @dataclass(frozen=True, kw_only=True)
+    class Aimless(algorithm.Descent):
+        def rule(self, gradient, rate, place): ...
+
     parts = dict(memory=memory.Matrix(), retention=retention.Keep(), algorithm=algorithm.GradientDescent())
     with pytest.raises(ValueError, match="Twice is derived from L2, but parts are final: derive from Bias"):
         Spec(bias=Twice(), **parts)
     with pytest.raises(ValueError, match="Tempered reads a gate 'temperature': gates are eta, log_alpha"):
         Spec(bias=Tempered(ranks=(3,)), **parts)
+    with pytest.raises(ValueError, match="Aimless has no step: its gates must name eta"):
+        Spec(bias=bias.L2(), **(parts | dict(algorithm=Aimless())))
     spec = Spec(bias=Tempered(ranks=(4, 5)), **parts)
     again = Spec.from_json(spec.to_json())
     assert again == spec and hash(again) == hash(spec)

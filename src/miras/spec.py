@@ -63,6 +63,9 @@ class Spec:
                     gate.name in Gates._fields,
                     f"{type(part).__name__} reads a gate {gate.name!r}: gates are {', '.join(Gates._fields)}",
                 )
+        if isinstance(self.algorithm, algorithms.Descent) and self.algorithm.fixed_eta is None:
+            steps = any(gate.name == "eta" for gate in self.algorithm.gates)
+            require(steps, f"{self.algorithm.label} has no step: its gates must name eta, or its fixed_eta be a number")
         require(
             isinstance(self.chunk_size, int) and self.chunk_size >= 1,
             f"Spec's chunk_size must be an integer >= 1, got {self.chunk_size!r}",

@@ -89,8 +89,9 @@ def held_back(logger: Logger) -> Iterator[None]:
 
 
 def first_line(error: Exception) -> str:
-    """What an error says first, or its name."""
-    return next(iter(str(error).strip().splitlines()), type(error).__name__)
+    """What an error says first, or its name; a list that it announces stands on further lines, and is left out."""
+    said = next(iter(str(error).strip().splitlines()), type(error).__name__)
+    return re.sub(r"( from one of)?:\s*$", "", said)
 
 
 class Loaded(NamedTuple):
@@ -112,7 +113,7 @@ def load(name: str | Path, *, dtype: str | torch.dtype = "auto", tokenizer: Any 
 
     name = str(name)
     with quiet():
-        _check_kind(name)
+        check_kind(name)
         model: MirasForCausalLM = _tried(
             f"{name} cannot be loaded", lambda: MirasForCausalLM.from_pretrained(name, dtype=dtype).eval()
         )
@@ -128,7 +129,7 @@ def load(name: str | Path, *, dtype: str | torch.dtype = "auto", tokenizer: Any 
     return Loaded(model, known)
 
 
-def _check_kind(name: str) -> None:
+def check_kind(name: str) -> None:
     """Refuse what is no Miras model, before anything large is read."""
     from .configuration import MirasConfig
 

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from .. import presets
 from ..data.tokenizer import Tokenizer
 from ..hf import MirasConfig, MirasForCausalLM
+from ..hf.loading import check_kind
 from ..hf.loss import chunked_cross_entropy
 from ..spec import Spec
 from ..types import require
@@ -100,6 +101,7 @@ def model_config(config: ModelConfig, tokenizer: Tokenizer) -> MirasConfig:
     changes = model_changes(config)
     if Path(config.name).is_dir():
         require(not changes, f"model.name {config.name} is a saved model, whose sizes are fixed: got {', '.join(changes)}")
+        check_kind(config.name)
         found: MirasConfig = MirasConfig.from_pretrained(config.name)
     else:
         found = MirasConfig.preset(config.name, **changes)
