@@ -143,7 +143,7 @@ def retentions() -> list[str]:
 
 def parts_of_yaad(evidence: Evidence, name: str, *places: str) -> Finding:
     """Yaad without one of its parts."""
-    rivals = ["yaad-no-retention", "yaad-fixed-delta", "yaad-l2-only", "yaad-l1-only", "yaad-linear-memory"]
+    rivals = [f"yaad-{part}" for part in ("no-retention", "fixed-delta", "l2-only", "l1-only", "one-layer", "linear-memory")]
     return variants(evidence, name, rivals, *places)
 
 
@@ -157,6 +157,13 @@ def anchors_far(evidence: Evidence, plain: str, anchored: str) -> Finding:
     """The same at 8 to 16 times that length."""
     held, free = evidence.far(anchored, FAR), evidence.far(plain, FAR)
     return pairwise(held, free, {f"{name}-anchored": name for name in DEEP}, BITS)
+
+
+def equal_decays(evidence: Evidence, name: str, *places: str) -> Finding:
+    """Yaad with an anchor and without, both with the decay that plain ones start with, and both with that of anchored ones."""
+    pairs = {f"{name}-anchored-decay-1e-4": name, f"{name}-anchored": f"{name}-decay-1e-3"}
+    bits = {model: own for place in places for model, own in evidence.read(place, TEST).items()}
+    return pairwise(bits, bits, pairs, BITS)
 
 
 def anchors(text: str, judge: Callable[[Evidence, str, str], Finding]) -> Claim:
@@ -305,6 +312,13 @@ CLAIMS = (
     Claim(text="Shared steps keep deep memories from being thrown off", by="us", page="enwik8_steps", judge=shared_steps),
     anchors("An anchor predicts better at the length of training", anchors_near),
     anchors("An anchor predicts better at 8 to 16 times that length", anchors_far),
+    Claim(
+        text="It is the anchor that does, not the decay which anchored memories start with (Yaad, at the length of training)",
+        by="us",
+        page="ablations",
+        judge=lambda found: equal_decays(found, "small-yaad", "ablations/yaad"),
+        small=lambda found: equal_decays(found, "yaad", *(f"small/{stage}" for stage in ("main", "anchored", "controls"))),
+    ),
     Claim(
         text="Anchored, Moneta, Yaad and Memora predict Wikipedia better than every baseline",
         by="us",
