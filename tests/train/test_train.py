@@ -360,6 +360,9 @@ def test_a_saved_model_is_a_place_to_start(lab, capsys):
     assert lab.here("second", "--optim.steps", "3") == 0
     assert lab.losses("second")[1] < lab.losses("first")[1]
     assert "sizes are fixed: got num_hidden_layers" in error_of(capsys, lab, "third", "--model.layers", "2")
+    # the folder of the run, not of its model
+    lab.options[1] = str(lab.root / "first")
+    assert "is not a model folder: it has no config.json (miras train leaves RUN/model)" in error_of(capsys, lab, "third")
 
 
 # bad input
