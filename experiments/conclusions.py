@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import argparse
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
 
@@ -42,7 +42,15 @@ COMBINATIONS = (
     *("huber-momentum-anchored", "huber-kl-anchored", "lp-l2-anchored", "lp-momentum-anchored", "l2-anchored"),
     *("ttt_linear-anchored", "ttt_linear-anchored-huber", "ttt_linear-anchored-momentum", "ttt_mlp-anchored"),
 )
+# Moneta with another p; with another q, by the printed link, and by the exact one
+EXPONENTS = [f"moneta-p{p}" for p in ("1", "1.5", "2", "2.8", "3.2", "4")]
+RETENTIONS = [f"moneta-q{q}" for q in "235"] + [f"moneta-exact-q{q}" for q in "2345"]
 TEST, FAR = "test/sliding/1x", "test/long/16x"
+
+
+def over(places: Iterable[str], ask: Callable[[str], dict[str, list[float]]]) -> dict[str, list[float]]:
+    """The figures of several stages together."""
+    return {model: own for place in places for model, own in ask(place).items()}
 
 
 def best_of_all(evidence: Evidence, place: str, read: str, measure: Measure) -> Finding:
@@ -127,18 +135,8 @@ def noise(task: str) -> Claim:
 
 def variants(evidence: Evidence, name: str, rivals: list[str], *places: str) -> Finding:
     """Whether a model is better than each that has one thing changed."""
-    bits = {model: own for place in places for model, own in evidence.read(place, TEST, (name, *rivals)).items()}
+    bits = over(places, lambda place: evidence.read(place, TEST, (name, *rivals)))
     return favourite(bits, name, rivals, BITS)
-
-
-def exponents() -> list[str]:
-    """Moneta with another p."""
-    return [f"moneta-p{p}" for p in ("1", "1.5", "2", "2.8", "3.2", "4")]
-
-
-def retentions() -> list[str]:
-    """Moneta with another q, by the printed link, and by the exact one."""
-    return [f"moneta-q{q}" for q in "235"] + [f"moneta-exact-q{q}" for q in "2345"]
 
 
 def parts_of_yaad(evidence: Evidence, name: str, *places: str) -> Finding:
@@ -162,7 +160,7 @@ def anchors_far(evidence: Evidence, plain: str, anchored: str) -> Finding:
 def equal_decays(evidence: Evidence, name: str, *places: str) -> Finding:
     """Yaad with an anchor and without, both with the decay that plain ones start with, and both with that of anchored ones."""
     pairs = {f"{name}-anchored-decay-1e-4": name, f"{name}-anchored": f"{name}-decay-1e-3"}
-    bits = {model: own for place in places for model, own in evidence.read(place, TEST).items()}
+    bits = over(places, lambda place: evidence.read(place, TEST))
     return pairwise(bits, bits, pairs, BITS)
 
 
@@ -227,18 +225,12 @@ def anchored_against_all(evidence: Evidence, experiment: str) -> Finding:
 def off_the_map(evidence: Evidence, *places: str) -> Finding:
     """What validation likes best of what the paper never ran, against Yaad, in its surroundings too, and every baseline."""
     rivals = ("yaad", "yaad-anchored", "yaad-anchored-as-ttt", "titans_lmm-anchored", *BASELINES)
-    bits, chosen_by = (
-        {name: own for place in places for name, own in ask(place).items()}
-        for ask in (
-            lambda place: evidence.read(place, TEST, (*rivals, *COMBINATIONS)),
-            lambda place: evidence.figures(place, valid, COMBINATIONS),
-        )
-    )
-    others = {name: own for name, own in bits.items() if name in rivals}
+    others = over(places, lambda place: evidence.read(place, TEST, rivals))
+    chosen_by = over(places, lambda place: evidence.figures(place, valid, COMBINATIONS))
     if not chosen_by or "yaad" not in others:
         return Finding("open", "Not run yet.")
     best = BITS.best(chosen_by)
-    return against({best: bits[best]}, others, [best], ["yaad"], BITS)
+    return against(over(places, lambda place: evidence.read(place, TEST, [best])), others, [best], ["yaad"], BITS)
 
 
 MARKS = "<!-- made by experiments/conclusions.py -->", "<!-- end -->"
@@ -292,15 +284,15 @@ CLAIMS = (
         text="Of Moneta's exponents p = 3 is best",
         by="the paper",
         page="ablations",
-        judge=lambda found: variants(found, "small-moneta", exponents(), "ablations/p"),
-        small=lambda found: variants(found, "moneta", exponents(), "small/main", "small/exponents"),
+        judge=lambda found: variants(found, "small-moneta", EXPONENTS, "ablations/p"),
+        small=lambda found: variants(found, "moneta", EXPONENTS, "small/main", "small/exponents"),
     ),
     Claim(
         text="Of Moneta's q and links, q = 4 as printed is best",
         by="the paper",
         page="ablations",
-        judge=lambda found: variants(found, "small-moneta", retentions(), "ablations/p", "ablations/q"),
-        small=lambda found: variants(found, "moneta", retentions(), "small/main", "small/exponents"),
+        judge=lambda found: variants(found, "small-moneta", RETENTIONS, "ablations/p", "ablations/q"),
+        small=lambda found: variants(found, "moneta", RETENTIONS, "small/main", "small/exponents"),
     ),
     Claim(
         text="Every part of Yaad contributes",

@@ -201,6 +201,13 @@ def looked_at(condition: Tensor) -> bool | None:
         raise
 
 
+def require_count(**given: object) -> None:
+    """Refuse what is neither an integer of 1 or more nor None, by the name it was given under."""
+    for name, value in given.items():
+        whole = value is None or (isinstance(value, int) and value >= 1)
+        require(whole, f"{name} must be an integer of 1 or more, or None, got {value!r}")
+
+
 def require(condition: bool, message: str) -> None:
     """Raise ``ValueError(message)`` unless the condition holds."""
     if not condition:

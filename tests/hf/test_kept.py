@@ -273,6 +273,7 @@ def test_what_goes_on_is_tokens_and_what_comes_back_is_whole():
     model = build("yaad", torch.float32)
     memory = model.read(tokens(9))
     assert torch.equal(continued(memory, tokens(3)), continued(memory, tokens(1, 3)))
+    assert model.read(tokens(9).numpy()).tokens == model.read(range(9)).tokens == memory.tokens
     for given in ("Who?", [1, 2]):
         with pytest.raises(ValueError, match="ids must be a tensor of tokens, got"):
             memory.inputs(given)

@@ -14,7 +14,7 @@ from transformers import PreTrainedConfig
 from .. import presets
 from ..nn import MirasLayer, Recipe, SlidingWindowAttention, bounded, recipe_of
 from ..spec import Spec
-from ..types import require
+from ..types import require, require_count
 
 
 class MirasConfig(PreTrainedConfig):
@@ -88,10 +88,7 @@ class MirasConfig(PreTrainedConfig):
         for name in ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"):
             value = getattr(self, name)
             require(isinstance(value, int) and value >= 1, f"{name} must be an integer of 1 or more, got {value!r}")
-        for name in ("head_dim", "value_head_dim", "chunk_size"):
-            value = getattr(self, name)
-            whole = value is None or (isinstance(value, int) and value >= 1)
-            require(whole, f"{name} must be an integer of 1 or more, or None, got {value!r}")
+        require_count(head_dim=self.head_dim, value_head_dim=self.value_head_dim, chunk_size=self.chunk_size)
         pad, words = self.pad_token_id, self.vocab_size
         require(pad is None or pad < words, f"pad_token_id must lie below vocab_size={words} or be None, got {pad}")
         if self.head_dim is None:

@@ -5,7 +5,7 @@ B rows, T tokens
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -162,8 +162,7 @@ def _ids(model: MirasForCausalLM, text: str | Tensor | Sequence[int], memory: Ke
     if isinstance(text, str):
         tokenizer = tokenizer_of(model) if tokenizer is None else tokenizer
         text = tokenizer(text, add_special_tokens=memory is None, verbose=False).input_ids
-    plain = isinstance(text, Tensor) or (isinstance(text, Sequence) and all(isinstance(token, int) for token in text))
-    require(plain, f"give a text, a tensor or a list of tokens, got {type(text).__name__}")
+    require(not isinstance(text, Mapping), f"give a text, a tensor or a list of tokens, got {type(text).__name__}")
     ids = text if isinstance(text, Tensor) else torch.tensor(list(text), dtype=torch.long)
     return ids[None] if ids.dim() == 1 else ids
 

@@ -100,10 +100,15 @@ class Header(NamedTuple):
     def from_metadata(cls, metadata: dict[str, str], path: Path) -> Header:
         """The header of a file, refused where it is not one of a memory."""
         found = metadata.get("format", "")
-        require(found.startswith("miras memory"), f"{path} is not a memory file: its header does not say so")
+        require(says_memory(metadata), f"{path} is not a memory file: its header does not say so")
         require(found == FORMAT, f"{path} has the format {found!r}, this version of miras ({__version__}) reads {FORMAT!r}")
         later = {name for name in cls._field_defaults if name not in metadata}
         return cls(**{name: json.loads(metadata[name]) for name in cls._fields if name not in later})
+
+
+def says_memory(metadata: dict[str, str]) -> bool:
+    """Whether a header is that of a memory, of whatever format."""
+    return metadata.get("format", "").startswith("miras memory")
 
 
 def identity(config: MirasConfig) -> dict[str, Any]:
@@ -188,7 +193,7 @@ def check_replaced(path: Path) -> None:
     if path.exists():
         try:
             with safe_open(path, "pt") as file:
-                known = (file.metadata() or {}).get("format", "").startswith("miras memory")
+                known = says_memory(file.metadata() or {})
         except (SafetensorError, OSError):
             known = False
         require(known, f"cannot keep a memory in {path}: the file there is no memory, and would be lost: name another")

@@ -17,7 +17,7 @@ from ..forms.chunk import no_chunks
 from ..memorize import Backend, Form, memorize
 from ..memory import MLP
 from ..spec import Spec
-from ..types import AnyState, Gates, require
+from ..types import AnyState, Gates, require, require_count
 from .convolution import ShortConvolution, TokenShift
 from .extras import Extras
 from .functional import turned, turns
@@ -117,9 +117,7 @@ class MirasLayer(nn.Module):
         checks.spec_of(self.spec)
         self.recipe = bounded(recipe_of(self.spec)) if recipe is None else recipe
         require(dim >= 1 and heads >= 1, f"dim and heads must be >= 1, got dim={dim} and heads={heads}")
-        for name, given in (("head_dim", head_dim), ("value_dim", value_dim), ("chunk_size", chunk_size)):
-            whole = given is None or (isinstance(given, int) and given >= 1)
-            require(whole, f"{name} must be an integer of 1 or more, or None, got {given!r}")
+        require_count(head_dim=head_dim, value_dim=value_dim, chunk_size=chunk_size)
         require(head_dim is not None or dim % heads == 0, f"dim={dim} is not a multiple of heads={heads}: give head_dim")
         self.dim, self.heads, self.keys = dim, heads, head_dim or dim // heads
         self.values = value_dim or self.keys

@@ -197,7 +197,12 @@ def _descends(spec: Spec, recipe: Recipe) -> bool:
         return False
     if not spec.memory.linear:
         return True
-    return not isinstance(spec.memory, Vector) and no_chunks(spec) is None and family(spec) == "scan"
+    return _like_a_matrix(spec) and no_chunks(spec) is None and family(spec) == "scan"
+
+
+def _like_a_matrix(spec: Spec) -> bool:
+    """Whether a memory is linear and mixes channels, as a matrix and most linear ones of a user's own do."""
+    return spec.memory.linear and not isinstance(spec.memory, Vector)
 
 
 def _steepness(spec: Spec) -> float:
@@ -219,10 +224,9 @@ def _tame(spec: Spec, gate: GateRecipe) -> GateRecipe:
 
 def _default(spec: Spec, need: GateNeed) -> GateRecipe:
     """What a gate is made of when no paper says so: relative steps for weights that are learned, rates up to 1 from zero."""
-    linear = spec.memory.linear
-    if need.name == "eta" and linear and not isinstance(spec.memory, Vector) and not learns_start(spec):
+    if need.name == "eta" and _like_a_matrix(spec) and not learns_start(spec):
         return RATE
-    if need.name == "log_alpha" and not linear:
+    if need.name == "log_alpha" and not spec.memory.linear:
         return DEEP_DECAY
     if need.name == "log_beta":
         beta = dataclasses.replace(DECAY, name="log_beta")
