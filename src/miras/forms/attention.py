@@ -29,7 +29,7 @@ def attention(
         query, keys, values = (x.transpose(1, 2) for x in (q, k, v))
         y = F.scaled_dot_product_attention(query, keys, values, is_causal=True, scale=scale)
     else:
-        own = seen(CacheState(end.keys, end.values, end.lengths))
+        own = seen(end)
         query, keys, values = (x.transpose(1, 2) for x in (q.to(end.keys.dtype), end.keys, end.values))
         causal = torch.ones(time, past + time, dtype=torch.bool, device=q.device).tril(past)
         mask = causal & own[:, None, None, :]

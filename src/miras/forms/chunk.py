@@ -22,7 +22,7 @@ from .attention import attention
 from .chunk_delta import chunk_delta
 from .chunk_newton import chunk_newton
 from .chunk_scan import Carry, Tokens, run
-from .common import as_tuple, split
+from .common import held_of, none_for, split
 
 # chunks whose intermediate results are kept for the backward pass; further ones are recomputed from the state before them
 STRETCH = 16
@@ -107,7 +107,7 @@ def _fast_weights(
         max(positions) < size,
         f"state stands {max(positions)} tokens into its chunk, so it cannot go on with chunk_size={size}",
     )
-    carry = _carry_of(spec, state, positions)
+    carry = _carry_of(state, positions)
     if lengths is None and len(set(positions)) == 1:
         y, carry = _even(spec, tokens, norm, carry, size, positions[0], exact)
         reached = [0 if exact else (positions[0] + time) % size] * rows
@@ -140,7 +140,7 @@ def _even(
     """All rows at the same place: what is left of a begun chunk, whole chunks by stretches, and a tail."""
     time = tokens.q.shape[2]
     outputs = [tokens.v.new_zeros(*tokens.v.shape[:2], 0, tokens.v.shape[3])]
-    pieces, left = [], 0
+    pieces = []
     if position:
         pieces.append((1, min(size - position, time), position + time >= size, False))
     left = sum(n * c for n, c, *_ in pieces)
@@ -204,15 +204,12 @@ def _stretch(
     return result
 
 
-def _carry_of(spec: Spec, state: State, positions: list[int]) -> Carry:
-    momentum = tuple(-s for s in state.momentum)
-    if state.chunk is None or not any(positions):
-        held = zip(state.accumulated, as_tuple(state.weights), strict=True)
-        return Carry(tuple(Held(*h) for h in held), state.anchor, momentum)
-    held = zip(state.accumulated, state.chunk.start, strict=True)
-    progress = state.chunk
-    moved, log_decay, threshold = progress.moved, progress.log_decay, progress.threshold
-    return Carry(tuple(Held(*h) for h in held), state.anchor, momentum, moved, log_decay, threshold)
+def _carry_of(state: State, positions: list[int]) -> Carry:
+    momentum, progress = tuple(-s for s in state.momentum), state.chunk
+    if progress is None or not any(positions):
+        return Carry(tuple(held_of(state)), state.anchor, momentum)
+    held = tuple(Held(*pair) for pair in zip(state.accumulated, progress.start, strict=True))
+    return Carry(held, state.anchor, momentum, progress.moved, progress.log_decay, progress.threshold)
 
 
 def _waiting(carry: Carry) -> Carry:
@@ -228,10 +225,10 @@ def _closed(spec: Spec, carry: Carry) -> Carry:
     """An exact carry with what has moved taken in."""
     if not carry.moved:
         return carry
-    none = (None,) * len(carry.held)
+    anchors = carry.anchor or none_for(carry.held)
     held = [
         spec.retention.step(h, log, moved, None, anchor)
-        for h, log, moved, anchor in zip(carry.held, carry.log_decay, carry.moved, carry.anchor or none, strict=True)
+        for h, log, moved, anchor in zip(carry.held, carry.log_decay, carry.moved, anchors, strict=True)
     ]
     return Carry(tuple(held), carry.anchor, carry.momentum)
 
@@ -244,10 +241,10 @@ def _state_of(spec: Spec, carry: Carry, positions: list[int]) -> State:
     weights, progress = start, None
     if any(positions) or carry.moved:
         carry = _waiting(carry)
-        none = (None,) * len(start)
+        anchors = carry.anchor or none_for(carry.held)
         weights = tuple(
             _moved(spec, h, log, moved, anchor)
-            for h, log, moved, anchor in zip(carry.held, carry.log_decay, carry.moved, carry.anchor or none, strict=True)
+            for h, log, moved, anchor in zip(carry.held, carry.log_decay, carry.moved, anchors, strict=True)
         )
         progress = Progress(start, carry.moved, carry.log_decay, carry.threshold, torch.tensor(positions))
     return State(weights[0] if len(weights) == 1 else weights, accumulated, carry.anchor, momentum, progress)

@@ -72,13 +72,9 @@ class Ratios:
 
     def ends(self) -> tuple[Tensor, ...] | None:
         """b_end of each chunk, shaped for the weight."""
-        scalar, key, value = (None if t is None else t[..., -1, :] for t in self.decays)
-        each = [x for x in (_axis(scalar, None), _axis(key, -2), _axis(value, -1)) if x is not None]
+        axes = zip(self.decays, (-1, -2, -1), strict=True)
+        each = [total[..., -1, :].unsqueeze(axis) for total, axis in axes if total is not None]
         return sum(each[1:], each[0]).exp().unbind(2) if each else None
-
-
-def _axis(x: Tensor | None, axis: int | None) -> Tensor | None:
-    return None if x is None else x[..., None] if axis is None else x.unsqueeze(axis)
 
 
 def chunk_delta(
@@ -118,31 +114,24 @@ def chunk_delta(
     eta = spec.algorithm.rate(eta, spec.memory.curvature(keys))
     ratios = Ratios(_decays(spec, once(gates.log_alpha), once(gates.log_beta)), keys)
     anchor = state.anchor[0] if state.anchor else None
-    if spec.decoupled:
-        assert kappa is not None
-        base = None if anchor is None else kappa @ anchor.mT[:, :, None]
-        system = _system(spec, ratios, kappa, eta * kappa, torch.ones_like(eta[..., :1]))
-        if _previous(spec):
-            constant = _forth(ratios.values(ratios.scores(_back(kappa), keys), values))
-        else:
-            constant = ratios.values(ratios.scores(kappa, keys).tril(-1), values)
-        # the write is a second stream of pairs, of value v and key k
-        solution = _solve(system, constant, _lookup_keys(spec, ratios, kappa), base)
-        writes: tuple[Tensor, Tensor] | None = (values, keys)
-        removed = eta * kappa
+    writes: tuple[Tensor, Tensor] | None = None
+    if kappa is None:
+        lookup, removed, constant = keys, keys, -values
     else:
-        system = _system(spec, ratios, keys, keys, eta)
-        base = None if anchor is None else keys @ anchor.mT[:, :, None]
-        solution = _solve(system, -values, _lookup_keys(spec, ratios, keys), base)
-        writes, removed = None, keys
-    starts, errors, weight = _scan(spec, ratios, solution, removed, writes, state.weights, anchor)
-    away = starts if anchor is None else starts - anchor[:, :, None]
-    y = _read_base(ratios, query, away) - ratios.values(ratios.scores(query, removed), errors)
+        # the write is a second stream of pairs, of value v and key k
+        lookup, removed, writes = kappa, eta * kappa, (values, keys)
+        eta, constant = torch.ones_like(eta[..., :1]), _written(spec, ratios, kappa, *writes)
+    base = None if anchor is None else lookup @ anchor.mT[:, :, None]
+    solution = _solve(_system(spec, ratios, lookup, removed, eta), constant, _lookup_keys(spec, ratios, lookup), base)
+    start = state.weights if anchor is None else state.weights - anchor
+    starts, errors, away = _scan(ratios, solution, removed, writes, start)
+    y = ratios.kept_values(ratios.kept(query) @ starts.mT) - ratios.values(ratios.scores(query, removed), errors)
     if writes is not None:
         y = y + ratios.values(ratios.scores(query, writes[1]), writes[0])
     if anchor is not None:
         y = y + query @ anchor.mT[:, :, None]
     y = y.flatten(2, 3)[:, :, pairs - 1 :: pairs][:, :, :time].transpose(1, 2)
+    weight = away if anchor is None else away + anchor
     return y, state_of([Held(weight, weight)], state.anchor, ())
 
 
@@ -183,14 +172,20 @@ def _looked_up(spec: Spec, ratios: Ratios, lookup: Tensor, key: Tensor) -> Tenso
     return ratios.scores(lookup, key).tril(-1)
 
 
+def _written(spec: Spec, ratios: Ratios, lookup: Tensor, values: Tensor, keys: Tensor) -> Tensor:
+    """What token t's key finds of the writes v_i k_i' of i < t, after t's decay or before it."""
+    if _previous(spec):
+        return _forth(ratios.values(ratios.scores(_back(lookup), keys), values))
+    return ratios.values(ratios.scores(lookup, keys).tril(-1), values)
+
+
 def _lookup_keys(spec: Spec, ratios: Ratios, lookup: Tensor) -> tuple[Tensor, Tensor | None]:
     """The key side of b_t k_t (b_(t-1) k_t), and the value side's factor."""
     value = ratios.decays.value
     if not _previous(spec):
         return ratios.kept(lookup), None if value is None else value.exp()
-    first = lookup[..., :1, :]
-    kept = torch.cat([first, _forth(ratios.kept(_back(lookup)))[..., 1:, :]], -2)
-    return kept, None if value is None else F.pad(value[..., :-1, :], (0, 0, 1, 0)).exp()
+    kept = torch.cat([lookup[..., :1, :], ratios.kept(_back(lookup))[..., :-1, :]], -2)
+    return kept, None if value is None else _forth(value).exp()
 
 
 class System(NamedTuple):
@@ -203,12 +198,9 @@ class System(NamedTuple):
 def _system(spec: Spec, ratios: Ratios, lookup: Tensor, removed: Tensor, eta: Tensor) -> System:
     found = _looked_up(spec, ratios, lookup, removed)
     eye = torch.eye(found.shape[-1], dtype=found.dtype, device=found.device)
-    if ratios.value is None:
-        found = found[..., None, :, :]
-    else:
-        pairs = ratios.value.pairs
-        pairs = F.pad(pairs[..., :-1, :], (0, 0, 1, 0)) if _previous(spec) else pairs
-        found = found[..., None, :, :] * pairs
+    found = found[..., None, :, :]
+    if ratios.value is not None:
+        found = found * (_forth(ratios.value.pairs) if _previous(spec) else ratios.value.pairs)
     return System(eye + eta.mT[..., None] * found, eta)
 
 
@@ -239,16 +231,9 @@ def _solve(system: System, constant: Tensor, lookup: tuple[Tensor, Tensor | None
 
 
 def _scan(
-    spec: Spec,
-    ratios: Ratios,
-    solution: Solution,
-    removed: Tensor,
-    writes: tuple[Tensor, Tensor] | None,
-    weight: Tensor,
-    anchor: Tensor | None,
+    ratios: Ratios, solution: Solution, removed: Tensor, writes: tuple[Tensor, Tensor] | None, away: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Every chunk's starting weights and errors, and the weights at the end."""
-    away = weight if anchor is None else weight - anchor
+    """D at every chunk's start, the errors of every chunk, and D at the end, from ``away``, D before the first."""
     starts, errors = [], []
     fresh = None
     if writes is not None:
@@ -265,10 +250,4 @@ def _scan(
         errors.append(error)
         away = (away if ends is None else ends[n] * away) - (late * error).mT @ late_key
         away = away if fresh is None else away + fresh[n]
-    starts_of = torch.stack(starts, 2)
-    starts_of = starts_of if anchor is None else starts_of + anchor[:, :, None]
-    return starts_of, torch.stack(errors, 2), away if anchor is None else away + anchor
-
-
-def _read_base(ratios: Ratios, query: Tensor, away: Tensor) -> Tensor:
-    return ratios.kept_values(ratios.kept(query) @ away.mT)
+    return torch.stack(starts, 2), torch.stack(errors, 2), away
