@@ -3,6 +3,7 @@
 import dataclasses
 import itertools
 import warnings
+from functools import partial
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ from torch.overrides import TorchFunctionMode
 from miras import presets, retention
 from miras.nn import RECIPES, Block, MirasLayer, Packing, SlidingWindowAttention, Stack, recipe_of
 from miras.nn.convolution import ShortConvolution, TokenShift
-from miras.nn.functional import rotate, unit_length, unit_scale
+from miras.nn.functional import EPS, turned, turns, unit_length, unit_rms
 from miras.nn.gates import LINKS, Gate, GateRecipe, Slopes
 from miras.nn.initial import InitialMemory, scale_of
 from miras.nn.norm import RMSNorm
@@ -69,11 +70,11 @@ def test_the_shift_mixes_a_token_with_the_one_before():
 def test_unit_length_and_scale():
     x = draw(2, 5, 3, 8)
     assert torch.allclose(unit_length(x), x / (x.square().sum(-1, keepdim=True) + 1e-6).sqrt(), atol=1e-14)
-    assert torch.allclose(unit_scale(x), x / (x.square().mean(-1, keepdim=True) + 1e-6).sqrt(), atol=1e-14)
+    assert torch.allclose(unit_rms(x, EPS), x / (x.square().mean(-1, keepdim=True) + 1e-6).sqrt(), atol=1e-14)
     assert unit_length(torch.zeros(1, 1, 1, 4)).tolist() == [[[[0.0] * 4]]]
 
 
-@pytest.mark.parametrize("treat", [unit_length, unit_scale])
+@pytest.mark.parametrize("treat", [unit_length, partial(unit_rms, eps=EPS)])
 def test_autocast_leaves_keys_in_their_dtype(treat, monkeypatch):
     """On a GPU autocast takes rms_norm in float32; here it does not, so what is looked at is whether it is on."""
     real, seen = F.rms_norm, []
@@ -88,11 +89,15 @@ def test_autocast_leaves_keys_in_their_dtype(treat, monkeypatch):
     assert seen == [False]
 
 
+def rotate(x, positions, theta):
+    return turned(x, *turns(positions, x.shape[-1], theta, x.dtype))
+
+
 def test_rotation_by_complex_numbers():
     x, positions = draw(1, 5, 2, 6), torch.tensor([[3, 4, 5, 6, 7]])
     angle = positions[..., None] * 100.0 ** -(torch.arange(3) / 3)
-    turned = torch.complex(x[..., :3], x[..., 3:]) * torch.polar(torch.ones_like(angle), angle)[:, :, None]
-    assert torch.allclose(rotate(x, positions, 100.0), torch.cat([turned.real, turned.imag], -1), atol=1e-6)
+    want = torch.complex(x[..., :3], x[..., 3:]) * torch.polar(torch.ones_like(angle), angle)[:, :, None]
+    assert torch.allclose(rotate(x, positions, 100.0), torch.cat([want.real, want.imag], -1), atol=1e-6)
 
 
 def masked_attention(layer, x):

@@ -33,11 +33,6 @@ def unit_length(x: Tensor) -> Tensor:
     return length
 
 
-def unit_scale(x: Tensor) -> Tensor:
-    """x / sqrt(mean x^2 + eps) over the channels."""
-    return unit_rms(x, EPS)
-
-
 def unit_rms(x: Tensor, eps: float) -> Tensor:
     """x / sqrt(mean x^2 + eps), in the dtype of x: autocast would make it float32 on a GPU, and keys unlike their values."""
     with torch.autocast(x.device.type, enabled=False):
@@ -50,13 +45,8 @@ def positive(x: Tensor) -> Tensor:
     return F.elu(x) + 1
 
 
-def rotate(x: Tensor, positions: Tensor, theta: float) -> Tensor:
-    """Rotary positions: channels j and j + D/2 turned by t theta^(-2j/D); x ``[B,T,H,D]``, positions ``[B or 1,T]``."""
-    return turned(x, *turns(positions, x.shape[-1], theta, x.dtype))
-
-
 def turns(positions: Tensor, channels: int, theta: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Cosine and sine of t theta^(-2j/D), ``[B or 1,T,D/2]``, for tokens of a dtype; positions ``[B or 1,T]``.
+    """Rotary positions: cosine and sine of t theta^(-2j/D), ``[B or 1,T,D/2]``, for a dtype; positions ``[B or 1,T]``.
 
     In float32 at least, and of angles in float64 where a device has it: a stream has no last position, and at 10^6 an angle
     in float32 is 0.04 off.
