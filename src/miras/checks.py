@@ -143,9 +143,8 @@ def gates_of(spec: Spec, gates: Gates, shapes: Shapes, like: Tensor) -> Gates:
         found[name] = _shaped(gate, value, shapes, spec)
     if isinstance(spec.algorithm, Descent) and spec.algorithm.fixed_eta is not None:
         found["eta"] = like.new_full((), spec.algorithm.fixed_eta).expand(shapes.batch, shapes.time, shapes.heads, 1)
-    if isinstance(spec.retention, L2) and spec.retention.schedule is not None:
-        fixed = spec.retention.fixed_log_alpha(shapes.heads, like)
-        assert fixed is not None
+    fixed = spec.retention.fixed_log_alpha(shapes.heads, like) if isinstance(spec.retention, L2) else None
+    if fixed is not None:
         found["log_alpha"] = fixed[None, None, :, None].expand(shapes.batch, shapes.time, shapes.heads, 1)
     return Gates(**found)
 

@@ -87,8 +87,3 @@ class Memory(Part, ABC):
     def recall(self, maps: Sequence[Map], x: Tensor, norm: Norm | None) -> Tensor:
         """M(W; x): ``[B,H,N,K] -> [B,H,N,V]``."""
         return self.trace(maps, x, norm)[0]
-
-
-def unsupported(memory: Memory, what: str) -> ValueError:
-    """The error of a request that only a linear memory can answer."""
-    return ValueError(f"{memory.label} is not a linear memory: {what} is defined for Matrix and Vector only")

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..types import Norm, Rule, Weights, require
-from .base import Factor, Map, Memory, Side, unsupported
+from .base import Factor, Map, Memory, Side
 from .matrix import Dense
 
 EPS = 1e-6
@@ -115,7 +115,7 @@ class MLP(Memory):
         return ("out",) if self.depth == 1 else ("out", *middle, "in")
 
     def curvature(self, k: Tensor) -> Tensor:
-        raise unsupported(self, "the implicit step")
+        raise ValueError(f"{self.label} is not a linear memory: the implicit step is defined for Matrix and Vector only")
 
     def rule(self) -> Rule:
         inner, latex = "x", "x"
