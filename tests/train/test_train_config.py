@@ -1,18 +1,19 @@
-import argparse
 import dataclasses
 
 import pytest
 import yaml
 
+from miras.cli import parser
 from miras.train.config import TrainConfig
 from miras.train.models import model_changes
-from miras.train.options import add_options, build, options_of, parse, to_dict
+from miras.train.options import build, options_of, refuse_unknown, to_dict
 
 
 def config(*argv):
-    parser = argparse.ArgumentParser(prog="miras train", allow_abbrev=False)
-    add_options(parser, TrainConfig)
-    return build(TrainConfig, parse(parser, list(argv)))
+    """As ``miras train`` has it."""
+    arguments, unknown = parser().parse_known_args(["train", *argv])
+    refuse_unknown(arguments.parser, unknown)
+    return build(TrainConfig, arguments)
 
 
 def test_nothing_given_is_the_defaults():

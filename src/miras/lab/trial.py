@@ -12,7 +12,8 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from ..train.recorded import Recorded, reason
+from ..hf.loading import first_line
+from ..train.recorded import Recorded
 from ..train.schedule import rate_at
 from ..types import require
 from .contestant import Contestant
@@ -130,7 +131,7 @@ class Run:
             try:
                 self.recorded = Recorded(lambda *held: self.learn(type(batch)(*held)), *batch)
             except RuntimeError as error:
-                self.unrecorded = reason(error)
+                self.unrecorded = first_line(error)
                 return self.learn(batch)
             return self.recorded.replay(*batch)
         return self.learn(batch)

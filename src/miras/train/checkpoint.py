@@ -12,7 +12,7 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from accelerate.optimizer import AcceleratedOptimizer
@@ -31,13 +31,6 @@ from .engine import Engine
 
 MODEL, OPTIMISER, STATE, MANIFEST = "model.safetensors", "optimizer.safetensors", "state.json", "manifest.json"
 PREFIX = "model."
-
-
-class Loaded(NamedTuple):
-    """A checkpoint in memory, on the first process; empty on the others."""
-
-    model: dict[str, Tensor]
-    optimiser: dict[str, Tensor]
 
 
 def folder_of(checkpoints: Path, step: int) -> Path:
@@ -93,8 +86,8 @@ def gathered(engine: Engine, model: nn.Module, optimiser: AcceleratedOptimizer) 
         for name, values in moments.items()
         for key, value in values.items()
     }
-    names = set(weights) - set(tied(inner))
-    return {name.removeprefix(PREFIX): weights[name].contiguous() for name in sorted(names & set(weights))}, flat
+    names = sorted(set(weights) - set(tied(inner)))
+    return {name.removeprefix(PREFIX): weights[name].contiguous() for name in names}, flat
 
 
 def written(
@@ -158,7 +151,7 @@ def damage(place: Path) -> str | None:
                 return f"{name} has changed since it was written"
     except FileNotFoundError:
         return "it was not finished"
-    except (json.JSONDecodeError, UnicodeError, ValueError, TypeError, AttributeError):
+    except (ValueError, TypeError, AttributeError):
         return f"its {MANIFEST} is damaged"
     return None if {MODEL, OPTIMISER, STATE} <= files.keys() else f"its {MANIFEST} is damaged"
 
@@ -185,13 +178,14 @@ def load(engine: Engine, model: nn.Module, optimiser: AcceleratedOptimizer, plac
     torch_optimiser = optimiser.optimizer
     several = engine.processes > 1
     options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=several, cpu_offload=False)
-    read = Loaded(load_file(place / MODEL), load_file(place / OPTIMISER)) if engine.first else Loaded({}, {})
-    weights: dict[str, Any] = {f"{PREFIX}{name}": value for name, value in read.model.items()}
+    # the others get theirs from the first
+    saved, flat = (load_file(place / MODEL), load_file(place / OPTIMISER)) if engine.first else ({}, {})
+    weights: dict[str, Any] = {f"{PREFIX}{name}": value for name, value in saved.items()}
     if engine.first:
         weights |= {name: weights[first] for name, first in tied(inner).items()}
     set_model_state_dict(inner, weights, options=options)
     moments: dict[str, Any] = {}
-    for name, value in read.optimiser.items():
+    for name, value in flat.items():
         parameter, _, key = name.rpartition("/")
         moments.setdefault(f"{PREFIX}{parameter}", {})[key] = value
     groups = get_optimizer_state_dict(inner, torch_optimiser)["param_groups"]

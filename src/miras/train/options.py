@@ -59,15 +59,8 @@ def add_options(parser: argparse.ArgumentParser, kind: type) -> None:
         )
 
 
-def parse(parser: argparse.ArgumentParser, argv: list[str] | None) -> argparse.Namespace:
-    """The arguments; one that does not exist is refused with the nearest that does."""
-    arguments, unknown = parser.parse_known_args(argv)
-    refuse_unknown(parser, unknown)
-    return arguments
-
-
 def refuse_unknown(parser: argparse.ArgumentParser, unknown: list[str]) -> None:
-    """Refuse arguments that a parser did not take, the first of them by name."""
+    """Refuse arguments that a parser did not take: the first of them, with the nearest that there is."""
     if unknown:
         name = unknown[0].partition("=")[0]
         known = [text for action in parser._actions for text in action.option_strings]

@@ -11,9 +11,10 @@ import torch
 from accelerate.utils import DistributedType
 from torch import Tensor, nn
 
+from ..hf.loading import first_line
 from ..types import require
 from .engine import Engine
-from .recorded import Recorded, reason
+from .recorded import Recorded
 
 # passes that compile and tune kernels before one is recorded
 WARM = 3
@@ -64,7 +65,7 @@ def recording(work: Callable[..., Tensor], *given: Tensor) -> Recorded[Tensor]:
         # smaller micro-batches may be recorded, and who can take those waits for this error
         raise
     except RuntimeError as error:
-        raise ValueError(f"engine.graph: this model's work cannot be recorded ({reason(error)}): {ADVICE}") from error
+        raise ValueError(f"engine.graph: this model's work cannot be recorded ({first_line(error)}): {ADVICE}") from error
 
 
 def check_recording(engine: Engine, isolate: bool) -> None:

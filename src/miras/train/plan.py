@@ -72,9 +72,7 @@ def flops_per_token(config: MirasConfig, length: int) -> float:
     Blocks with a memory are run on the CPU over a few tokens and counted by torch. Attention is 6 operations a parameter and
     12 C for every token it sees, on average. The head has 6 operations a parameter.
     """
-    one = small_model(config)
-    kinds = one.model.layers
-    per_block = [block_flops(block, config, length) for block in kinds]
+    per_block = [block_flops(block, config, length) for block in small_model(config).model.layers]
     head = 6.0 * config.vocab_size * config.hidden_size
     depth = config.num_hidden_layers
     return head + sum(per_block[number % len(per_block)] for number in range(depth))
@@ -158,10 +156,9 @@ def plan_command(config: TrainConfig, gpus: tuple[int, ...], path: Path | None) 
     print(f"FLOPs       {flops:.3g} a token, forward and backward ({ratio:.2f} x 6 a parameter); {flops * tokens:.3g} in all")
     print(f"checkpoint  {12 * parameters / 1e9:.1f} GB each, {config.save.keep} kept")
     print(basis(config, row))
-    micro = config.engine.micro_batch
     for count in gpus:
         found = estimate(parameters, flops, tokens, count, config.engine.parallel == "fsdp", row)
-        print(line_of(found, config, row, micro))
+        print(line_of(found, config, row))
 
 
 def basis(config: TrainConfig, row: Measurement | None) -> str:
@@ -180,14 +177,15 @@ def basis(config: TrainConfig, row: Measurement | None) -> str:
     )
 
 
-def line_of(found: Estimate, config: TrainConfig, row: Measurement | None, micro: int | None) -> str:
+def line_of(found: Estimate, config: TrainConfig, row: Measurement | None) -> str:
     """One line for one number of GPUs."""
     text = (
         f"{found.gpus:>4} GPU{'s' if found.gpus > 1 else ' '}  {found.state_gb:7.1f} GB of weights, gradients and moments a GPU"
     )
     if row is not None and row.model == config.model.name:
         working = row.peak_memory_gb - BYTES_PER_PARAMETER * row.parameters / 1e9
-        scaled = working * (micro or row.micro_batch) * config.data.length / (row.micro_batch * row.length)
+        micro = config.engine.micro_batch or row.micro_batch
+        scaled = working * micro * config.data.length / (row.micro_batch * row.length)
         text += f" + {scaled:.1f} GB to work in"
     else:
         text += " + activations, not measured"

@@ -11,11 +11,6 @@ from torch import Tensor
 ResultT = TypeVar("ResultT")
 
 
-def reason(error: RuntimeError) -> str:
-    """Why work could not be recorded, in a line."""
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
-
-
 class Recorded(Generic[ResultT]):
     """Work as a CUDA graph: the same kernels on the same memory, given to the GPU at once. Recording runs nothing."""
 
