@@ -36,7 +36,7 @@ def file_of(task: Task, folder: Path) -> Path:
     """The file of a task in a folder."""
     require(folder.is_dir(), f"no such folder: {folder}")
     found = [folder / f"{task.name}{suffix}" for suffix in SUFFIXES if (folder / f"{task.name}{suffix}").is_file()]
-    require(bool(found), f"{folder} holds no {task.name}{', '.join(SUFFIXES[:1])} (or {', '.join(SUFFIXES[1:])})")
+    require(bool(found), f"{folder} holds no {task.name}{SUFFIXES[0]} (or {', '.join(SUFFIXES[1:])})")
     return found[0]
 
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ..types import require
-from .scoring import BATCH_TOKENS, hidden_of, padded, score
+from .scoring import BATCH_TOKENS, check_batch, hidden_of, padded, score
 from .windows import Segment, divided, windows
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ class Sliding(Mode):
         require(self.context >= 2, f"context must be 2 tokens or more, got {self.context}")
         stride = self.step
         require(1 <= stride <= self.context, f"stride must be 1 to {self.context}, the context, got {stride}")
-        require(self.batch_tokens >= 1, f"batch_tokens must be 1 or more, got {self.batch_tokens}")
+        check_batch(self.batch_tokens)
 
     @property
     def step(self) -> int:
@@ -102,8 +102,7 @@ class Sliding(Mode):
         size = max(1, self.batch_tokens // self.context)
         for first in range(0, len(rows), size):
             some = rows[first : first + size]
-            hidden = hidden_of(model, padded([row.segment.tokens[row.begin : row.end] for row in some]))
-            yield scored(model, hidden, some, [0] * len(some))
+            yield scored(model, hidden_of(model, tokens_of(some)), some, 0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -148,17 +147,18 @@ class Streaming(Mode):
                 end = min(begin + self.stretch, longest)
                 # a part that has ended goes on with padding, which nothing is scored after
                 rows = [Row(part, min(begin, len(part.tokens) - 1), min(end, len(part.tokens) - 1), 0) for part in group]
-                tokens = torch.zeros(len(rows), end - begin, dtype=torch.long)
-                for number, row in enumerate(rows):
-                    tokens[number, : row.end - row.begin] = row.segment.tokens[row.begin : row.end]
-                hidden = hidden_of(model, tokens, cache)
-                yield scored(model, hidden, rows, [begin] * len(rows))
+                yield scored(model, hidden_of(model, tokens_of(rows), cache), rows, begin)
 
 
-def scored(model: MirasForCausalLM, hidden: Tensor, rows: Sequence[Row], origins: Sequence[int]) -> Scored:
-    """Scores of the targets of rows after hidden states ``[B,T,C]``; ``origins`` are the positions of their first columns."""
+def tokens_of(rows: Sequence[Row]) -> Tensor:
+    """What the model reads of some rows, ``[B,T]``: the tokens before their targets."""
+    return padded([row.segment.tokens[row.begin : row.end] for row in rows])
+
+
+def scored(model: MirasForCausalLM, hidden: Tensor, rows: Sequence[Row], origin: int) -> Scored:
+    """Scores of the targets of rows after hidden states ``[B,T,C]``; ``origin`` is the position of their first column."""
     places, targets, widths, positions = [], [], [], []
-    for number, (row, origin) in enumerate(zip(rows, origins, strict=True)):
+    for number, row in enumerate(rows):
         fresh = slice(row.begin + 1 + row.skip, row.end + 1)
         columns = torch.arange(row.skip, row.end - row.begin)[row.segment.scored[fresh]]
         places.append(number * hidden.shape[1] + columns)

@@ -89,7 +89,7 @@ def haystack_of(texts: str | Iterable[str], title: str = "the haystack", charact
     """
     found: list[str] = []
     for text in [texts] if isinstance(texts, str) else texts:
-        found.extend(sentence for sentence in _sentences(text[:characters]))
+        found.extend(_sentences(text[:characters]))
         characters -= len(text)
         if characters <= 0:
             break
