@@ -15,6 +15,7 @@ from torch import Tensor
 
 from ..algorithm import Descent, NonParametric
 from ..memorize import memorize, recall
+from ..nn.initial import SPREAD, learns_start, link_factor
 from ..retention import Lq
 from ..spec import Spec
 from ..types import Gates, Weights
@@ -32,8 +33,6 @@ GRID_OF_GATE = {"eta": "step", "log_alpha": "decay", "delta": "delta", "mu": "mu
 RIDGE = 0.25
 # softmax attention is tuned over logit scales of D to these powers
 SCALE_POWERS = (-0.5, 0.0, 0.5, 1.0)
-# spread of the logits a simplex starts from: uniform weights would learn nothing
-SPREAD = 1.5
 # the weights of one call stay near what a processor's cache holds
 FLOATS_A_CALL = 2**20
 
@@ -56,22 +55,13 @@ def grid(spec: Spec) -> list[Point]:
 
 def initial_weights(spec: Spec, repeats: int, dim: int, seed: int) -> Weights | None:
     """Weights of unit scale ``[H,...]``, in the space the retention accumulates in; None where zeros are a place to start."""
-    if spec.zero_start or isinstance(spec.algorithm, NonParametric):
+    if not learns_start(spec):
         return None
     generator = torch.Generator().manual_seed(seed)
     drawn = [torch.randn(repeats, *shape, generator=generator) for shape in spec.memory.shapes(dim, dim)]
     if isinstance(spec.retention, Lq):
-        return tuple(weight * unit_link(spec.retention, weight) for weight in drawn)
+        return tuple(weight * link_factor(spec.retention, weight[None]) for weight in drawn)
     return tuple(drawn) if spec.retention.zero_start else tuple(SPREAD * weight for weight in drawn)
-
-
-def unit_link(retention: Lq, accumulated: Tensor) -> float:
-    """The factor that gives link(A) a standard deviation of 1: the printed link scales as s^(3-q), the exact one as s.
-
-    At q = 3 the printed link has no scale to set.
-    """
-    degree = 1.0 if retention.link == "exact" else 3.0 - retention.q
-    return float(retention.to_weight(accumulated[None]).std() ** (-1 / degree)) if degree else 1.0
 
 
 def unit_step(spec: Spec, weights: Weights | None) -> float:

@@ -27,6 +27,15 @@ class Scale(NamedTuple):
     unit: float
 
 
+def link_factor(retention: Lq, drawn: Tensor, size: float = 1.0) -> float:
+    """What A is multiplied by so that link(A) has a standard deviation of ``size``.
+
+    The printed link scales as s^(3-q), the exact one as s; at q = 3 the printed one has no scale to set.
+    """
+    degree = 1.0 if retention.link == "exact" else 3.0 - retention.q
+    return float((retention.to_weight(drawn).std() / size) ** (-1 / degree)) if degree else size
+
+
 @functools.cache
 def scale_of(retention: Retention, shape: tuple[int, ...], size: float = 1.0) -> Scale:
     """The scale at which the memory reads weights of about ``size``, measured on one draw from a generator of its own.
@@ -37,9 +46,7 @@ def scale_of(retention: Retention, shape: tuple[int, ...], size: float = 1.0) ->
     drawn = torch.randn(1, 1, *shape, generator=generator, dtype=torch.float64, device="cpu")
     factor = size
     if isinstance(retention, Lq):
-        # the printed link scales as s^(3-q), the exact one as s; at q = 3 the printed one has no scale to set
-        degree = 1.0 if retention.link == "exact" else 3.0 - retention.q
-        factor = size if degree == 0 else float((retention.to_weight(drawn).std() / size) ** (-1 / degree))
+        factor = link_factor(retention, drawn, size)
     elif not retention.zero_start:
         factor = SPREAD * size
     held = retention.start(factor * drawn)
