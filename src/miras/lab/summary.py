@@ -92,7 +92,7 @@ def sections(results: list[Result]) -> list[Section]:
         trial = result["trial"]
         size = {name: trial["model"][name] for name in SIZES}
         settings = {name: trial[name] for name in ("steps", "rows", "decay", "precision")}
-        found.setdefault(json.dumps([trial["task"], size, settings]), []).append(result)
+        found.setdefault(json.dumps([trial["task"], size, settings], sort_keys=True), []).append(result)
     made = []
     for key, own in found.items():
         task, size, settings = json.loads(key)

@@ -18,8 +18,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ...types import require
-from .base import Questions, Task, TokenTask, Vectors, VectorTask
-from .draws import Filler, ask, distinct, room, vocabulary
+from .base import Questions, Task, Vectors, VectorTask
+from .draws import distinct
+from .recall import RecallTask, room, vocabulary
 
 
 def wrong_ones(rows: int, pairs: int, shows: int, wrong: int, random: torch.Generator) -> Tensor:
@@ -41,7 +42,7 @@ def check(shows: int, wrong: int) -> None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class NoisyRecall(TokenTask):
+class NoisyRecall(RecallTask):
     """Each of P keys is shown S times in random order, ``wrong`` of them with some other value; then its value is asked for."""
 
     name: ClassVar[str] = "noisy_recall"
@@ -50,17 +51,11 @@ class NoisyRecall(TokenTask):
     shows: int = 5
     wrong: int = 1
     length: int = 256
-    power: float = 0.01
-    filler: Filler = "blank"
 
     def __post_init__(self) -> None:
         check(self.shows, self.wrong)
         vocabulary(self.vocab, self.pairs, self.pairs)
         room(self.length, self.pairs * self.shows, self.pairs)
-
-    @property
-    def chance(self) -> float:
-        return 1 / (self.vocab - self.vocab // 2)
 
     def draw(self, rows: int, random: torch.Generator) -> Questions:
         half, shape = self.vocab // 2, (rows, self.pairs, self.shows)
@@ -70,17 +65,8 @@ class NoisyRecall(TokenTask):
         other = torch.randint(1, among, shape, generator=random, device=random.device)
         seen = (true[:, :, None] + other * wrong_ones(*shape, self.wrong, random)) % among
         order = shuffle(rows, self.pairs * self.shows, random)
-        return ask(
-            keys[:, :, None].expand(shape).flatten(1).gather(1, order),
-            half + seen.flatten(1).gather(1, order),
-            keys,
-            half + true,
-            length=self.length,
-            vocab=self.vocab,
-            power=self.power,
-            filler=self.filler,
-            random=random,
-        )
+        shown = keys[:, :, None].expand(shape).flatten(1).gather(1, order)
+        return self.ask(shown, half + seen.flatten(1).gather(1, order), keys, half + true, random)
 
     def readings(self) -> dict[str, Task]:
         """As trained first, then every number of wrong presentations that leaves an answer."""

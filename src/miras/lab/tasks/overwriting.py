@@ -12,12 +12,13 @@ from typing import ClassVar
 import torch
 
 from ...types import require
-from .base import Questions, Task, TokenTask
-from .draws import Filler, ask, distinct, room, vocabulary
+from .base import Questions, Task
+from .draws import distinct
+from .recall import RecallTask, room, vocabulary
 
 
 @dataclass(frozen=True, kw_only=True)
-class Overwriting(TokenTask):
+class Overwriting(RecallTask):
     """N pairs of P keys in random order, each key at least once, each time with a new value; then each key's last is asked for.
 
     It is read with more writes of as many keys, in sequences longer by as much.
@@ -28,17 +29,11 @@ class Overwriting(TokenTask):
     keys: int = 16
     writes: int = 64
     length: int = 256
-    power: float = 0.01
-    filler: Filler = "blank"
 
     def __post_init__(self) -> None:
         require(self.writes >= self.keys, f"writes={self.writes} must be at least keys={self.keys}")
         vocabulary(self.vocab, self.keys, 1)
         room(self.length, self.writes, self.keys)
-
-    @property
-    def chance(self) -> float:
-        return 1 / (self.vocab - self.vocab // 2)
 
     def draw(self, rows: int, random: torch.Generator) -> Questions:
         half, device = self.vocab // 2, random.device
@@ -49,17 +44,7 @@ class Overwriting(TokenTask):
         values = torch.randint(half, self.vocab, (rows, self.writes), generator=random, device=device)
         place = torch.arange(self.writes, device=device).expand(rows, -1)
         last = torch.zeros(rows, self.keys, dtype=torch.long, device=device).scatter_reduce(1, each, place, "amax")
-        return ask(
-            keys.gather(1, each),
-            values,
-            keys,
-            values.gather(1, last),
-            length=self.length,
-            vocab=self.vocab,
-            power=self.power,
-            filler=self.filler,
-            random=random,
-        )
+        return self.ask(keys.gather(1, each), values, keys, values.gather(1, last), random)
 
     def readings(self) -> dict[str, Task]:
         """More writes in a longer sequence."""
