@@ -14,7 +14,8 @@ from pathlib import Path
 
 from figures import curves, length_sections, noise_sections, overview, readings, save
 
-from miras.lab.plan import Result, identity, read_plan, read_results
+from miras.lab.plan import Result, identity, read_plan
+from miras.lab.results import rows as lines
 from miras.lab.summary import Entry, Section, sections, title_of
 from miras.lab.tables import Table, markdown
 
@@ -129,7 +130,7 @@ def main() -> None:
     parser.add_argument("--plan", type=Path, default=HERE / "plans" / "laboratory.yaml", help="what was to be run")
     parser.add_argument("--docs", type=Path, default=ROOT / "docs" / "results", help="the folder for page and pictures")
     given = parser.parse_args()
-    results = read_results(given.results)
+    results = lines(*given.results)
     if not results:
         parser.error(f"there are no results in {', '.join(map(str, given.results))}: run experiments/recall/run.py first")
     found = sections(results)

@@ -22,7 +22,7 @@ import yaml
 
 from miras.lab import results
 from miras.lab.crew import Crew, Report, attempt
-from miras.lab.plan import Result, contestant_of, identity, predicted, read_plan, read_results
+from miras.lab.plan import Result, contestant_of, identity, predicted, read_plan
 from miras.lab.provenance import device_name, provenance
 from miras.lab.sharing import shared_gpu
 from miras.lab.tasks import TASKS, task_of
@@ -126,7 +126,7 @@ class Call:
 
     def todo(self) -> list[Trial]:
         """The trials that are neither done nor tried."""
-        self.known = read_results([self.given.results, *self.given.known])
+        self.known = results.rows(self.given.results, *self.given.known)
         done = {identity(result["trial"]) for result in self.known}
         trials = asked(self.given, self.precision, self.known)
         left = [trial for trial in trials if identity(trial.to_dict()) not in done | self.tried]

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from miras.lab.plan import identity, predicted, read_plan, read_results
+from miras.lab.plan import identity, predicted, read_plan
+from miras.lab.results import rows
 
 EXPERIMENT = Path(__file__).parents[2] / "experiments" / "recall"
 
@@ -124,12 +125,12 @@ def test_the_experiment_in_short(plan, tmp_path, monkeypatch, capsys):
     short = PLAN.replace("[1e-3, 2.0e-3]", "[1e-3]").replace("[2.0e-3, 1e-3]", "[1e-3]").replace("rows: 4", "rows: 64")
     plan.write_text(short)
     call(monkeypatch, "run.py", "--plan", plan, "--results", results, "--device", "cpu")
-    assert "all begun" in capsys.readouterr().out and len(read_results([results])) == 4
+    assert "all begun" in capsys.readouterr().out and len(rows(results)) == 4
     plan.write_text(short.replace("rates: best, seeds: [1]", "rates: best, seeds: [1, 2]"))
     call(monkeypatch, "run.py", "--plan", plan, "--results", results, "--workers", "2", "--device", "cpu")
-    assert "6 trials, 2 of them to do" in capsys.readouterr().out and len(read_results([results])) == 6
+    assert "6 trials, 2 of them to do" in capsys.readouterr().out and len(rows(results)) == 6
     call(monkeypatch, "run.py", "--plan", plan, "--results", results, "--device", "cpu")
-    assert "6 trials, 0 of them to do" in capsys.readouterr().out and len(read_results([results])) == 6
+    assert "6 trials, 0 of them to do" in capsys.readouterr().out and len(rows(results)) == 6
     line = json.loads(results.read_text().splitlines()[0])
     assert {"commit", "versions", "machine", "device", "date", "parameters", "curve"} <= line.keys()
     call(monkeypatch, "report.py", "--results", results, "--docs", docs)

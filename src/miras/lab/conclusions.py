@@ -17,7 +17,6 @@ from typing import Literal, NamedTuple
 from ..train.metrics import Line
 from . import results
 from .evidence import read_of, unit_of
-from .plan import read_results
 from .plan_file import load
 from .questions import mean_of
 from .summary import Section, sections
@@ -74,7 +73,7 @@ class Evidence:
         self.laboratory: list[Section] = [
             section
             for precision, name in lines.items()
-            for section in sections(read_results([folder / "recall" / name]))
+            for section in sections(results.rows(folder / "recall" / name))
             if section.settings["precision"] == precision
         ]
 

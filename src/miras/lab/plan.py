@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from ..types import require
-from . import results
 from .contestant import Contestant
 from .tasks import task_of
 from .trial import Precision, Trial
@@ -104,11 +103,6 @@ def identity(trial: dict[str, Any]) -> str:
         return {name: made(value) for name, value in settings.items() if value is not None}
 
     return json.dumps(made(trial), sort_keys=True)
-
-
-def read_results(paths: Iterable[Path]) -> list[Result]:
-    """The lines of all files that exist; half a line, of a process that was killed, is none."""
-    return results.rows(*paths)
 
 
 def predicted(trial: Trial, results: Iterable[Result], device: str) -> float | None:
