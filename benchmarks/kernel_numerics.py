@@ -62,15 +62,15 @@ def draw(
 ) -> Inputs:
     """Fresh random leaves whose tokens are exact in bfloat16, on the CPU."""
     width = (B, T, H, D) if channelwise else (B, T, H)
-    step *= unit_step(spec, initial_weights(spec, H, D, seed=0))
+    weights = initial_weights(spec, H, D, seed=0)
+    assert weights is not None
+    step *= unit_step(spec, weights)
     vary = lambda value: value * (0.5 + torch.rand(width))  # noqa: E731
     made = {"eta": vary(step), "log_alpha": vary(-decay), "delta": vary(1.0), "mu": 0.5 * torch.rand(B, T, H)}
     if "mu" in {gate.name for gate in spec.gates}:
         made["log_alpha"] = made["log_alpha"].mean(-1) if channelwise else made["log_alpha"]
     tokens = [torch.randn(B, T, H, D) for _ in range(3)]
     q, k, v = F.normalize(tokens[0], dim=-1), F.normalize(tokens[1], dim=-1), tokens[2]
-    weights = initial_weights(spec, H, D, seed=0)
-    assert weights is not None
     norm = (1 + 0.1 * torch.randn(H, D).double(), 0.1 * torch.randn(H, D).double())
     wanted = {gate.name for gate in spec.gates}
     gates = {name: x.double() for name, x in made.items() if name in wanted}

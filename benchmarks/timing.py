@@ -44,7 +44,7 @@ class Times:
         return {**numbers, "finite": self.finite}
 
 
-def seconds(case: Case, probe: Tensor | None) -> tuple[float, float, bool]:
+def seconds(case: Case) -> tuple[float, float, bool]:
     """One forward pass without a graph, one with it and back: the time of each, and whether the output is finite."""
     gc.collect()
     began = time.perf_counter()
@@ -53,7 +53,7 @@ def seconds(case: Case, probe: Tensor | None) -> tuple[float, float, bool]:
     forward = time.perf_counter() - began
     began = time.perf_counter()
     y = case.forward()
-    torch.autograd.grad(y, case.leaves, probe if probe is not None else torch.ones_like(y), allow_unused=True)
+    torch.autograd.grad(y, case.leaves, torch.ones_like(y), allow_unused=True)
     return forward, time.perf_counter() - began, bool(torch.isfinite(y).all())
 
 
@@ -64,7 +64,7 @@ def alternate(cases: list[Case]) -> dict[str, Times]:
     for i in range(-1, rounds):
         for case in cases:
             if i < case.rounds:
-                done = seconds(case, None)
+                done = seconds(case)
                 if i >= 0:
                     found[case.name].append(done)
         say(f"round {i + 1} of {rounds}" if i >= 0 else "warmed up")

@@ -77,11 +77,7 @@ def measure(text: Tensor, path: Path, models: list[str], variants: list[str], ra
             "thrown": sum(norm > THROWN for norm in norms),
             "norm": max(norms),
             "bits": late(taken),
-            **(
-                looked_at(model, next(draws(text, BATCH, LENGTH)))
-                if math.isfinite(late(taken))
-                else {"alike": None, "decay": None}
-            ),
+            **(looked_at(model, next(draws(text, BATCH, LENGTH))) if math.isfinite(late(taken)) else LOST),
         }
         results.add(path, row | provenance())
 

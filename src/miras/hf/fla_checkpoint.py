@@ -170,10 +170,10 @@ def _tensors(checkpoint: Checkpoint, family: Family, options: Options) -> dict[s
     checkpoint.tensors.pop("lm_head.weight", None)
     tensors["lm_head.weight"] = head
     for number in range(options["num_hidden_layers"]):
-        here, there = f"model.layers.{number}.", f"model.layers.{number}."
-        tensors[f"{here}mixer_norm.weight"] = take(f"{there}attn_norm.weight")
+        block = f"model.layers.{number}"
+        tensors[f"{block}.mixer_norm.weight"] = take(f"{block}.attn_norm.weight")
         for name in ("mlp_norm", "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"):
-            tensors[f"{here}{name}.weight"] = take(f"{there}{name}.weight")
+            tensors[f"{block}.{name}.weight"] = take(f"{block}.{name}.weight")
         mixer = family.mixer(Mixer(checkpoint, number), options)
-        tensors.update({f"{here}mixer.{name}": x for name, x in mixer.items()})
+        tensors.update({f"{block}.mixer.{name}": x for name, x in mixer.items()})
     return tensors
