@@ -167,6 +167,7 @@ def test_the_header_names_the_model(kept):
         ("yaad", {"hidden_size": 32}, "hidden_size is 16 there, 32 here"),
         ("yaad", {"num_hidden_layers": 1}, "num_hidden_layers is 2 there, 1 here"),
         ("yaad", {"rope": True}, "rope is None there, True here"),
+        ("yaad", {"weight_start": 2.0}, "weight_start is None there, 2.0 here"),
         ("yaad-h", {}, "sliding_window is None there, 5 here"),
     ],
 )
