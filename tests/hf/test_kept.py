@@ -131,8 +131,12 @@ def test_an_offloaded_model_reads_and_goes_on(kept, tmp_path):
 
 
 def test_a_memory_of_float32_goes_on_in_bf16(kept):
+    """As it was kept: what was learned is not rounded."""
     model, path = kept
+    want = KeptMemory.load(path, model).states
     loaded = KeptMemory.load(path, model.to(torch.bfloat16))
+    pairs = zip(pytree.tree_leaves(loaded.states), pytree.tree_leaves(want), strict=True)
+    assert all(torch.equal(x, y) and x.dtype == y.dtype for x, y in pairs if x is not None)
     assert continued(loaded).shape == (1, 6)
 
 
