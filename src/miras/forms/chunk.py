@@ -76,9 +76,17 @@ def chunk(
     valid = None if lengths is None else _valid(lengths, q.shape[1], q.device)
     if isinstance(state, NewtonState):
         return chunk_newton(q, k, v, gates, state, size, valid)
+    assert isinstance(spec.algorithm, Descent)
+    pairs = spec.algorithm.pairs
+    tokens = _by_head(q, k, v, gates, pairs)
     if family(spec) == "delta":
-        return chunk_delta(spec, q, k, v, gates, state, size, valid)
-    return _fast_weights(spec, q, k, v, gates, norm, state, size, lengths)
+        kappa = None if gates.kappa is None else gates.kappa.transpose(1, 2)
+        there = None if valid is None else valid.repeat_interleave(pairs, 1)
+        y, end = chunk_delta(spec, tokens, kappa, state, size * pairs, there)
+    else:
+        counts = None if lengths is None else [length * pairs for length in lengths]
+        y, end = _fast_weights(spec, tokens, norm, state, size, counts)
+    return y[:, :, pairs - 1 :: pairs].transpose(1, 2), end
 
 
 def _valid(lengths: list[int], time: int, device: torch.device) -> Tensor:
@@ -86,21 +94,10 @@ def _valid(lengths: list[int], time: int, device: torch.device) -> Tensor:
 
 
 def _fast_weights(
-    spec: Spec,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    gates: Gates,
-    norm: Norm | None,
-    state: State,
-    size: int,
-    lengths: list[int] | None,
+    spec: Spec, tokens: Tokens, norm: Norm | None, state: State, size: int, counts: list[int] | None
 ) -> tuple[Tensor, State]:
-    """Fast weights by stretches of chunks, each row from its own place in its chunk."""
-    assert isinstance(spec.algorithm, Descent)
-    pairs = spec.algorithm.pairs
-    tokens = _by_head(q, k, v, gates, pairs)
-    rows, time = q.shape[0], q.shape[1] * pairs
+    """Fast weights by stretches of chunks, each row from its own place in its chunk; y is read after every pair."""
+    rows, time = tokens.q.shape[0], tokens.q.shape[2]
     exact = family(spec) == "hebbian"
     positions = [0] * rows if state.chunk is None else state.chunk.position.tolist()
     require(
@@ -108,16 +105,16 @@ def _fast_weights(
         f"state stands {max(positions)} tokens into its chunk, so it cannot go on with chunk_size={size}",
     )
     carry = _carry_of(state, positions)
-    if lengths is None and len(set(positions)) == 1:
+    if counts is None and len(set(positions)) == 1:
         y, carry = _even(spec, tokens, norm, carry, size, positions[0], exact)
         reached = [0 if exact else (positions[0] + time) % size] * rows
     else:
-        counts = [time] * rows if lengths is None else [length * pairs for length in lengths]
+        counts = [time] * rows if counts is None else counts
         y, carry = _uneven(spec, tokens, norm, carry, size, positions, counts)
         reached = [0 if exact else (p + n) % size for p, n in zip(positions, counts, strict=True)]
         if exact:
             carry = _closed(spec, carry)
-    return y[:, :, pairs - 1 :: pairs].transpose(1, 2), _state_of(spec, carry, reached)
+    return y, _state_of(spec, carry, reached)
 
 
 def _by_head(q: Tensor, k: Tensor, v: Tensor, gates: Gates, pairs: int) -> Tokens:

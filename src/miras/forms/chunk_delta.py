@@ -22,7 +22,8 @@ from torch import Tensor
 from ..algorithm import Descent
 from ..retention import L2
 from ..spec import Spec
-from ..types import Gates, Held, State
+from ..types import Held, State
+from .chunk_scan import Tokens
 from .common import split, state_of
 from .ratio import Dense, channel_ratio, cumulative, ratio, scalar_ratio
 
@@ -78,41 +79,27 @@ class Ratios:
 
 
 def chunk_delta(
-    spec: Spec, q: Tensor, k: Tensor, v: Tensor, gates: Gates, state: State, size: int, valid: Tensor | None
+    spec: Spec, tokens: Tokens, kappa: Tensor | None, state: State, size: int, valid: Tensor | None
 ) -> tuple[Tensor, State]:
-    """Matrix memory, l2 bias, Keep or L2, by gradient descent, implicit or several steps: equal to the recurrent form."""
-    assert isinstance(spec.algorithm, Descent) and gates.eta is not None and isinstance(state.weights, Tensor)
-    pairs, time = spec.algorithm.pairs, q.shape[1]
+    """Matrix memory, l2 bias, Keep or L2, by gradient descent, implicit or several steps: equal to the recurrent form.
+
+    Pairs and removal keys come as ``[B,H,T,D]``, ``valid`` as ``[B,T]``; y is read after every pair, ``[B,H,T,V]``.
+    """
+    assert isinstance(spec.algorithm, Descent) and isinstance(state.weights, Tensor)
+    time = tokens.q.shape[2]
     if time == 0:
-        return v.new_zeros(*q.shape[:3], v.shape[3]), state
+        return tokens.v, state
     size = min(size, time)
     chunks, fill = -(-time // size), -time % size
 
-    def chunked(x: Tensor | None, each: int = 1) -> Tensor | None:
-        """``[B,T*each,H,D] -> [B,H,N,C*each,D]``, filled up with zeros, which neither decay nor learn."""
-        if x is None:
-            return None
-        if valid is not None:
-            x = x * valid.repeat_interleave(each, 1)[:, :, None, None]
-        return split(F.pad(x, (0, 0, 0, 0, 0, fill * each)).transpose(1, 2), 2, chunks)
+    def chunked(x: Tensor) -> Tensor:
+        """``[B,H,T,D] -> [B,H,N,C,D]``, filled up with zeros, which neither decay nor learn."""
+        return split(F.pad(x if valid is None else x * valid[:, None, :, None], (0, 0, 0, fill)), 2, chunks)
 
-    def once(x: Tensor | None) -> Tensor | None:
-        """A token's decay with the first of its pairs."""
-        x = chunked(x)
-        return x if x is None or pairs == 1 else F.pad(x[..., None, :], (0, 0, 0, pairs - 1)).flatten(-3, -2)
-
-    keys, values, eta, query, kappa = (
-        chunked(k, pairs),
-        chunked(v, pairs),
-        chunked(gates.eta, pairs),
-        chunked(q),
-        chunked(gates.kappa),
-    )
-    assert keys is not None and values is not None and eta is not None and query is not None
-    if pairs > 1:
-        query = F.pad(query[..., None, :], (0, 0, pairs - 1, 0)).flatten(-3, -2)
+    query, keys, values, eta = map(chunked, tokens[:4])
+    kappa, log_alpha, log_beta = (None if x is None else chunked(x) for x in (kappa, tokens.log_alpha, tokens.log_beta))
     eta = spec.algorithm.rate(eta, spec.memory.curvature(keys))
-    ratios = Ratios(_decays(spec, once(gates.log_alpha), once(gates.log_beta)), keys)
+    ratios = Ratios(_decays(spec, log_alpha, log_beta), keys)
     anchor = state.anchor[0] if state.anchor else None
     writes: tuple[Tensor, Tensor] | None = None
     if kappa is None:
@@ -130,9 +117,8 @@ def chunk_delta(
         y = y + ratios.values(ratios.scores(query, writes[1]), writes[0])
     if anchor is not None:
         y = y + query @ anchor.mT[:, :, None]
-    y = y.flatten(2, 3)[:, :, pairs - 1 :: pairs][:, :, :time].transpose(1, 2)
     weight = away if anchor is None else away + anchor
-    return y, state_of([Held(weight, weight)], state.anchor, ())
+    return y.flatten(2, 3)[:, :, :time], state_of([Held(weight, weight)], state.anchor, ())
 
 
 def _decays(spec: Spec, log_alpha: Tensor | None, log_beta: Tensor | None) -> Decays:
