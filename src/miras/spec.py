@@ -16,6 +16,13 @@ from . import memory as memories
 from . import retention as retentions
 from .types import Gate, Gates, Part, Rule, require
 
+ROOMS: dict[str, type[Any]] = {
+    "memory": memories.Memory,
+    "bias": biases.Bias,
+    "retention": retentions.Retention,
+    "algorithm": algorithms.Algorithm,
+}
+
 
 @dataclass(frozen=True, kw_only=True)
 class Spec:
@@ -38,13 +45,7 @@ class Spec:
     name: str = field(default="", compare=False)
 
     def __post_init__(self) -> None:
-        rooms = {
-            "memory": memories.Memory,
-            "bias": biases.Bias,
-            "retention": retentions.Retention,
-            "algorithm": algorithms.Algorithm,
-        }
-        for room, kind in rooms.items():
+        for room, kind in ROOMS.items():
             part = getattr(self, room)
             require(isinstance(part, kind), f"Spec's {room} must be a {kind.__module__}.{kind.__name__}, got {part!r}")
             own = "__dataclass_params__" in vars(type(part))
@@ -100,26 +101,18 @@ class Spec:
 
     def to_dict(self) -> dict[str, Any]:
         """The spec as plain JSON values."""
-        rooms = {room: getattr(self, room).to_dict() for room in ("memory", "bias", "retention", "algorithm")}
-        return {**rooms, "chunk_size": self.chunk_size, "name": self.name}
+        parts = {room: getattr(self, room).to_dict() for room in ROOMS}
+        return {**parts, "chunk_size": self.chunk_size, "name": self.name}
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Spec:
         """The spec that ``to_dict`` wrote."""
-        known = {"memory", "bias", "retention", "algorithm", "chunk_size", "name"}
         require(isinstance(values, dict), f"a Spec is read from a dictionary, got {type(values).__name__}")
-        missing = sorted(known - {"chunk_size", "name"} - set(values))
+        missing = sorted(ROOMS.keys() - values.keys())
         require(not missing, f"a Spec needs {', '.join(missing)} as well")
-        extra = sorted(set(values) - known)
+        extra = sorted(values.keys() - {*ROOMS, "chunk_size", "name"})
         require(not extra, f"a Spec has no {', '.join(extra)}")
-        return cls(
-            memory=memories.Memory.from_dict(values["memory"]),
-            bias=biases.Bias.from_dict(values["bias"]),
-            retention=retentions.Retention.from_dict(values["retention"]),
-            algorithm=algorithms.Algorithm.from_dict(values["algorithm"]),
-            chunk_size=values.get("chunk_size", 64),
-            name=values.get("name", ""),
-        )
+        return cls(**{**values, **{room: kind.from_dict(values[room]) for room, kind in ROOMS.items()}})
 
     def to_json(self) -> str:
         """The spec as a JSON string."""
@@ -137,7 +130,7 @@ class Spec:
     @functools.cached_property
     def title(self) -> str:
         """The name and the parts, on one line."""
-        parts = " + ".join(part.label for part in (self.memory, self.bias, self.retention, self.algorithm))
+        parts = " + ".join(getattr(self, room).label for room in ROOMS)
         return f"{self.name}: {parts}" if self.name else parts
 
     def __str__(self) -> str:

@@ -17,7 +17,7 @@ from torch import Tensor
 from ..algorithm import Descent
 from ..bias import DotProduct
 from ..memory import Factor, Map, Matrix, Vector
-from ..retention import L2, Linear, Retention
+from ..retention import L2, Retention
 from ..retention.base import decay
 from ..spec import Spec
 from ..types import Held, Norm, Weights
@@ -112,14 +112,12 @@ def run(
     """
     if spec.retention.leads:
         return _led_chunks(spec, tokens, norm, carry, closes, at_start)
-    return _linear_chunks(spec, spec.retention, tokens, norm, carry, closes)
+    return _linear_chunks(spec, tokens, norm, carry, closes)
 
 
-def _linear_chunks(
-    spec: Spec, retention: Retention, tokens: Tokens, norm: Norm | None, carry: Carry, closes: bool | Tensor
-) -> tuple[Tensor, Carry]:
+def _linear_chunks(spec: Spec, tokens: Tokens, norm: Norm | None, carry: Carry, closes: bool | Tensor) -> tuple[Tensor, Carry]:
     """Chunks inside which the weights move linearly; a retention that maps them does so at each chunk's end."""
-    pace = paced(spec, tokens)
+    retention, pace = spec.retention, paced(spec, tokens)
     starts: list[Carry] = []
     ends: list[Carry] = []
     errors: list[tuple[Factor, ...]] = []
@@ -249,22 +247,16 @@ def _readout(
     for i, own in enumerate(pace.paces):
         anchor = starts[0].anchor[i] if starts[0].anchor else None
         lines = [retention.linear(start.held[i], anchor) for start in starts]
-        towards, slope = lines[0].towards, lines[0].slope
         base = _stack([line.base for line in lines])
+        towards = None if lines[0].towards is None else _stack([line.towards for line in lines])
+        slope = None if lines[0].slope is None else _stack([line.slope for line in lines])
         moved = None
         if any(start.moved for start in starts):
-            late = [start.moved[i] if start.moved else torch.zeros_like(start.held[i].weight) for start in starts]
-            moved = _stack(late)
+            moved = _stack([s.moved[i] if s.moved else torch.zeros_like(s.held[i].weight) for s in starts])
             if lines[0].decays:
                 log = _stack([s.log_decay[i] if s.log_decay else torch.zeros_like(starts[0].log_decay[i]) for s in starts])
-                base = log.exp() * base if towards is None else decay(base, log, _stack([t.towards for t in lines]))
-        line = Linear(
-            base,
-            lines[0].decays,
-            None if towards is None else _stack([t.towards for t in lines]),
-            None if slope is None else _stack([t.slope for t in lines]),
-            lines[0].centre,
-        )
+                base = decay(base, log, towards)
+        line = lines[0]._replace(base=base, towards=towards, slope=slope)
         factor = Factor(_stack([e[i].error for e in errors]), _stack([e[i].input for e in errors]))
         momentum = _stack([start.momentum[i] for start in starts]) if starts[0].momentum else None
         maps.append(Read(line, own, factor, moved, momentum))
