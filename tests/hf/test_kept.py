@@ -7,7 +7,7 @@ import pytest
 import torch
 from safetensors import safe_open
 from safetensors.torch import load, save_file
-from test_model import CHUNK, build, tokens
+from test_model import CHUNK, build, offloaded, tokens
 from torch.utils import _pytree as pytree
 from transformers import AutoModelForCausalLM
 
@@ -115,16 +115,7 @@ def test_an_offloaded_model_reads_and_goes_on(kept, tmp_path):
     """Its weights are not at hand, so they are not compared; everything else is as ever."""
     model, path = kept
     want = continued(KeptMemory.load(path, model))
-    model.save_pretrained(tmp_path / "model")
-    places = {
-        "model.embed_tokens": "cpu",
-        "model.layers.0": "cpu",
-        "model.layers.1": "disk",
-        "model.norm": "cpu",
-        "lm_head": "cpu",
-    }
-    away = {"device_map": places, "offload_folder": str(tmp_path / "away")}
-    spread = AutoModelForCausalLM.from_pretrained(tmp_path / "model", **away).eval()
+    spread = offloaded(model, tmp_path / "model", 1)
     assert torch.equal(continued(KeptMemory.load(path, spread)), want)
     spread.read(tokens(9)).save(path)
     assert torch.equal(continued(KeptMemory.load(path, model)), want)

@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch.utils import _pytree as pytree
+from transformers import AutoModelForCausalLM
 
 from miras import presets
 from miras.hf import MirasCache, MirasConfig, MirasForCausalLM, MirasModel
@@ -47,6 +48,14 @@ def tiny(name):
 
 def tokens(*shape, seed=0):
     return torch.randint(3, 40, shape, generator=torch.Generator().manual_seed(seed))
+
+
+def offloaded(model, folder, block):
+    """A saved model with one of its two blocks on the disk."""
+    model.save_pretrained(folder)
+    places = dict.fromkeys(("model.embed_tokens", "model.layers.0", "model.layers.1", "model.norm", "lm_head"), "cpu")
+    places[f"model.layers.{block}"] = "disk"
+    return AutoModelForCausalLM.from_pretrained(folder, device_map=places, offload_folder=str(folder / "away")).eval()
 
 
 def close(got, want, tolerance=1e-9):

@@ -4,7 +4,7 @@ import accelerate
 import peft
 import pytest
 import torch
-from test_model import build, close, tokens
+from test_model import build, close, offloaded, tokens
 from torch.utils.data import Dataset
 from transformers import AutoModelForCausalLM, DataCollatorWithFlattening, Trainer, TrainingArguments, pipeline
 
@@ -37,15 +37,7 @@ def test_low_rank_adapters_learn_and_merge(name, tmp_path):
 
 def test_a_device_map_places_whole_blocks(tmp_path):
     model, ids = build("yaad-h", torch.float32), tokens(1, 6)
-    model.save_pretrained(tmp_path)
-    places = {
-        "model.embed_tokens": "cpu",
-        "model.layers.0": "cpu",
-        "model.layers.1": "disk",
-        "model.norm": "cpu",
-        "lm_head": "cpu",
-    }
-    spread = AutoModelForCausalLM.from_pretrained(tmp_path, device_map=places, offload_folder=str(tmp_path / "away")).eval()
+    spread = offloaded(model, tmp_path, 1)
     with torch.no_grad():
         close(spread(ids).logits, model(ids).logits, 1e-6)
         out = spread.generate(ids, max_new_tokens=4, do_sample=False, eos_token_id=None, pad_token_id=0)
@@ -57,15 +49,7 @@ def test_a_device_map_places_whole_blocks(tmp_path):
 @pytest.mark.parametrize("name", presets.PRESETS)
 def test_every_memory_can_be_offloaded(name, tmp_path):
     model, ids = build(name, torch.float32), tokens(1, 6)
-    model.save_pretrained(tmp_path)
-    places = {
-        "model.embed_tokens": "cpu",
-        "model.layers.0": "disk",
-        "model.layers.1": "cpu",
-        "model.norm": "cpu",
-        "lm_head": "cpu",
-    }
-    spread = AutoModelForCausalLM.from_pretrained(tmp_path, device_map=places, offload_folder=str(tmp_path / "away")).eval()
+    spread = offloaded(model, tmp_path, 0)
     with torch.no_grad():
         close(spread(ids).logits, model(ids).logits, 1e-6)
 
