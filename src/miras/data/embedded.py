@@ -42,8 +42,8 @@ LEFT_OUT = frozenset(
 class Embedded(Source):
     """The running Python's documentation and library; a thirty-second of its documents, by a hash of their name, validates."""
 
-    def __init__(self, folder: Path | None = None) -> None:
-        self.folder = folder or Path(sysconfig.get_path("stdlib"))
+    def __init__(self) -> None:
+        self.folder = Path(sysconfig.get_path("stdlib"))
         self.files = sorted(filter(self.taken, self.folder.rglob("*.py")), key=lambda file: file.as_posix())
         require(
             bool(self.files), f"the embedded corpus is Python's own library, and {self.folder} holds none: give --data.path"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import math
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
@@ -172,14 +171,7 @@ def finite(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
 
-def perform(
-    trial: Trial,
-    device: torch.device,
-    *,
-    seconds: float = math.inf,
-    rows: int = 512,
-    progress: Callable[[Check], None] | None = None,
-) -> dict[str, Any]:
+def perform(trial: Trial, device: torch.device, *, seconds: float = math.inf, rows: int = 512) -> dict[str, Any]:
     """Train, stop when the task is solved, then read; the result as plain JSON values.
 
     Args:
@@ -188,11 +180,10 @@ def perform(
         seconds: the time there is; a trial that would take longer is given up, once its steps are timed, by an
             :class:`OutOfTimeError`.
         rows: held-out sequences of a check; readings take twice as many.
-        progress: told of every check.
     """
     began = time.monotonic()
     run = Run(trial, device)
-    checks, each = train(run, began + seconds, rows, progress)
+    checks, each = train(run, began + seconds, rows)
     trained = run.wait() - began
     readings = {
         name: finite(run.score(task, max(64, 2 * rows // (task.length // trial.task.length)), 1000))
@@ -216,7 +207,7 @@ def perform(
     }
 
 
-def train(run: Run, deadline: float, rows: int, progress: Callable[[Check], None] | None = None) -> tuple[list[Check], float]:
+def train(run: Run, deadline: float, rows: int) -> tuple[list[Check], float]:
     """Take steps until the task is solved, the loss overflows or there are no more; every check, and seconds a step or 0.
 
     Where the steps that are left would end after ``deadline``, an :class:`OutOfTimeError`.
@@ -239,8 +230,6 @@ def train(run: Run, deadline: float, rows: int, progress: Callable[[Check], None
         loss, norm = run.step(step)
         if (step + 1) % trial.check == 0 or step + 1 == trial.steps:
             checks.append(Check(step + 1, float(loss), float(norm), run.score(trial.task, rows, 0)))
-            if progress is not None:
-                progress(checks[-1])
             if checks[-1].score >= trial.task.solved or not math.isfinite(checks[-1].loss):
                 break
     return checks, each

@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple, TypeAlias, TypeVar
+from typing import ClassVar, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
@@ -19,6 +19,8 @@ from ...types import IGNORED
 STRIDE = 1_000_003
 # steps from here on are never trained on
 HELD_OUT = 500_000
+# how many times as long the sequences are that a trained model is read at
+TIMES = (1, 2, 4, 8, 16)
 
 
 class Questions(NamedTuple):
@@ -45,7 +47,6 @@ class Vectors(NamedTuple):
 
 
 Batch: TypeAlias = Questions | Vectors
-Some = TypeVar("Some", bound="Task")
 
 
 def generator(device: torch.device | str, seed: int, step: int) -> torch.Generator:
@@ -114,6 +115,6 @@ class VectorTask(Task):
         return 0.0
 
 
-def lengthened(task: Some, times: tuple[int, ...] = (1, 2, 4, 8, 16)) -> dict[str, Task]:
+def lengthened(task: Task) -> dict[str, Task]:
     """The task at multiples of its length."""
-    return {f"{time}x": dataclasses.replace(task, length=time * task.length) for time in times}
+    return {f"{time}x": dataclasses.replace(task, length=time * task.length) for time in TIMES}

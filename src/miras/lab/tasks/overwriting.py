@@ -12,7 +12,7 @@ from typing import ClassVar
 import torch
 
 from ...types import require
-from .base import Questions, Task
+from .base import TIMES, Questions, Task
 from .draws import distinct
 from .recall import RecallTask, room, vocabulary
 
@@ -48,5 +48,4 @@ class Overwriting(RecallTask):
 
     def readings(self) -> dict[str, Task]:
         """More writes in a longer sequence."""
-        times = (1, 2, 4, 8, 16)
-        return {f"{t}x": dataclasses.replace(self, writes=t * self.writes, length=t * self.length) for t in times}
+        return {f"{t}x": dataclasses.replace(self, writes=t * self.writes, length=t * self.length) for t in TIMES}
