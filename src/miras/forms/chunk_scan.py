@@ -49,11 +49,6 @@ class Tokens(NamedTuple):
         cut = (None if x is None else x[:, :, left:right] if x.dim() == 3 else x[:, :, :, left:right] for x in self)
         return Tokens(*cut)  # type: ignore[arg-type]
 
-    def chunk(self, n: int) -> Tokens:
-        """One chunk, as a stretch of one."""
-        cut = (None if x is None else x[:, n : n + 1] if x.dim() == 3 else x[:, :, n : n + 1] for x in self)
-        return Tokens(*cut)  # type: ignore[arg-type]
-
 
 class Carry(NamedTuple):
     """The state inside a stretch; the last three are empty where every row stands at a chunk's end."""
