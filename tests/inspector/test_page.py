@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from miras import presets
 from miras.cli import main
 from miras.hf import MirasConfig, MirasForCausalLM, byte_tokenizer
-from miras.inspector.packing import Packer, thinned, unpacked
+from miras.inspector.packing import Packer, thinned
 from miras.inspector.page import BUDGET, page
 from miras.inspector.reading import Layer, Reading, read, steps_of
 from miras.inspector.text import Tokens, tokens_of
@@ -23,6 +23,16 @@ from miras.inspector.walk import Band, LayerTrace
 
 TEXT = 'def f(x):\n    return "</script><b>né" + x  # 世界\n' * 3
 VOID = {"meta", "link", "br", "img", "input"}
+
+
+def unpacked(data, place):
+    """The values of an array in inflated bytes, as the page reads them: 255 is missing, 0 is zero or, without ``log``, low."""
+    low, high = (torch.tensor(place[name], dtype=torch.float64)[:, None] for name in ("low", "high"))
+    count = len(low) * place["length"]
+    level = torch.frombuffer(bytearray(data[place["at"] : place["at"] + count]), dtype=torch.uint8).reshape(len(low), -1)
+    x = low + (high - low) * (level.double() - 1) / 253
+    x = torch.where(level > 0, x.exp(), 0.0) if place["log"] else torch.where(level > 0, x, low)
+    return torch.where(level == 255, torch.nan, x)
 
 
 class Outline(HTMLParser):

@@ -1,6 +1,6 @@
 """Numbers as bytes: every row of an array between its own smallest and largest value, in 254 steps.
 
-R rows, S values of a row
+S values of a row
 """
 
 from __future__ import annotations
@@ -53,16 +53,6 @@ class Packer:
     def text(self) -> str:
         """All bytes, deflated, in base64."""
         return base64.b64encode(zlib.compress(b"".join(self.parts), 9)).decode()
-
-
-def unpacked(data: bytes, place: dict[str, Any]) -> Tensor:
-    """The values ``[R,S]`` of an array in inflated bytes: what the page does to read them."""
-    low, high = (torch.tensor(place[name], dtype=torch.float64)[:, None] for name in ("low", "high"))
-    count = len(low) * place["length"]
-    level = torch.frombuffer(bytearray(data[place["at"] : place["at"] + count]), dtype=torch.uint8).reshape(len(low), -1)
-    x = low + (high - low) * (level.double() - 1) / (TOP - 1)
-    x = torch.where(level > 0, x.exp(), 0.0) if place["log"] else torch.where(level > 0, x, low)
-    return torch.where(level == MISSING, torch.nan, x)
 
 
 REDUCE: dict[str, Callable[[Tensor], Tensor]] = {
