@@ -138,6 +138,11 @@ def test_window_attention_packed_and_padded():
     assert torch.allclose(packed, torch.cat([layer(x[:1, :2])[0], layer(x[:1, 2:])[0]], 1), atol=1e-12)
 
 
+def test_a_mask_of_another_length_is_refused():
+    with pytest.raises(ValueError, match=r"mask must be \[2, 9\], got \[2, 8\]"):
+        SlidingWindowAttention(8, 2, window=3)(torch.zeros(2, 9, 8), mask=torch.ones(2, 8))
+
+
 def test_packing_there_and_back():
     mask = torch.tensor([[0, 1, 1, 0], [0, 0, 0, 0], [1, 1, 1, 1]])
     starts = torch.tensor([[0, 1, 0, 0], [0, 0, 0, 0], [1, 0, 1, 0]]).bool()

@@ -67,6 +67,7 @@ class Packing(NamedTuple):
 
     def pack(self, x: Tensor) -> Tensor:
         """``[B,T,...] -> [1,N,...]``."""
+        require(x.shape[:2] == self.shape, f"mask must be {list(x.shape[:2])}, got {list(self.shape)}")
         return x.flatten(0, 1)[self.where][None]
 
     def unpack(self, x: Tensor) -> Tensor:
