@@ -25,7 +25,7 @@ from . import launch
 from .around import blocks, once, power_of_2, readable
 from .launch import INTERPRETED, products_of
 
-# tokens of a program: Triton's products of fewer rows are not to be relied upon everywhere (docs/kernels.md)
+# tokens of a program: Triton's products of fewer rows are not to be relied upon everywhere (docs/kernels_numbers.md)
 BLOCK = 64
 # channels a head of the memories that share their steps on a GPU
 WIDTHS = (48, 64, 96, 128)
