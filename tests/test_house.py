@@ -19,6 +19,8 @@ FLOORS = [
     {"spec"},
     {"presets", "checks"},
     {"forms", "kernels"},
+    {"call"},
+    {"stretches"},
     {"memorize"},
     {"explanation"},
     {"nn"},

@@ -16,7 +16,7 @@ from torch import Tensor
 from .algorithm import Descent, Newton, NonParametric
 from .retention import L2
 from .spec import Spec
-from .types import AnyState, CacheState, Gate, Gates, NewtonState, Norm, State, Weights, looked_at, require
+from .types import AnyState, CacheState, Gate, Gates, NewtonState, Norm, State, Weights, looked_at, require, require_count
 
 
 class Shapes(NamedTuple):
@@ -67,8 +67,8 @@ def spec_of(spec: Spec) -> None:
         raise ValueError(f"spec must be a Spec (miras.presets.get(name) gives one), got {spec!r}")
 
 
-def how(spec: Spec, form: str, chunk_size: int | None, backend: str) -> int:
-    """Check form, chunk size and backend; the chunk size to take."""
+def how(spec: Spec, form: str, chunk_size: int | None, backend: str, recompute: int | None = None) -> int:
+    """Check form, chunk size, backend and what is computed again; the chunk size to take."""
     require(form in ("chunk", "recurrent"), f"form is 'chunk' or 'recurrent', got {form!r}")
     require(backend in ("auto", "torch", "triton", "fla"), f"backend is 'auto', 'torch', 'triton' or 'fla', got {backend!r}")
     plain = backend in ("auto", "torch")
@@ -76,7 +76,14 @@ def how(spec: Spec, form: str, chunk_size: int | None, backend: str) -> int:
     whole = chunk_size is None or (isinstance(chunk_size, int) and chunk_size >= 1)
     require(whole, f"chunk_size must be an integer >= 1 or None, got {chunk_size!r}")
     require(form == "chunk" or chunk_size in (None, 1), f"form='recurrent' has no chunks, got chunk_size={chunk_size}")
-    return spec.chunk_size if chunk_size is None else chunk_size
+    size = spec.chunk_size if chunk_size is None else chunk_size
+    if recompute is not None:
+        require_count(recompute=recompute)
+        attends = isinstance(spec.algorithm, NonParametric)
+        require(not attends, f"recompute keeps states between stretches, and {spec} keeps all pairs: leave it out")
+        whole = form == "recurrent" or recompute >= size
+        require(whole, f"recompute must be at least a chunk of {size} tokens, got {recompute}")
+    return size
 
 
 def tokens(spec: Spec, q: Tensor, k: Tensor | None, v: Tensor, cu_seqlens: Tensor | None) -> Shapes:

@@ -9,7 +9,7 @@ import functools
 import itertools
 from collections.abc import Callable
 from importlib.util import find_spec
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -18,12 +18,14 @@ from torch.utils import _pytree as pytree
 from . import checks
 from .algorithm import NonParametric
 from .bias import Huber
+from .call import Call
 from .forms.chunk import chunk
 from .forms.common import as_tuple, begin, stacked
 from .forms.ragged import buckets, positions, unpacked, unpacked_gates
 from .forms.recurrent import read, recurrent
 from .retention import Dual
 from .spec import Spec
+from .stretches import in_stretches
 from .types import AnyState, Gates, Norm, State, Weights, require
 
 Form = Literal["chunk", "recurrent"]
@@ -44,6 +46,7 @@ def memorize(
     form: Form = "chunk",
     chunk_size: int | None = None,
     backend: Backend = "auto",
+    recompute: int | None = None,
 ) -> tuple[Tensor, AnyState]:
     """Run a memory over a sequence: each token is learned, then recalled from.
 
@@ -62,6 +65,8 @@ def memorize(
             :func:`explain` says which specs the chunk form runs exactly.
         chunk_size: tokens of a chunk; the spec's own when not given.
         backend: "auto", "torch", "triton" or "fla"; a backend that is named is used or refused, never replaced.
+        recompute: tokens, at least a chunk of them, after which a state is kept for the backward pass, which computes what lies
+            between again: less memory for more time, the same result. None keeps what each backend does by itself.
 
     Returns:
         y ``[B,T,H,V]`` and the state after the last token (one row a packed sequence).
@@ -74,7 +79,7 @@ def memorize(
     (torch.Size([1, 10, 2, 4]), torch.Size([1, 2, 4, 4]))
     """
     checks.spec_of(spec)
-    size = checks.how(spec, form, chunk_size, backend)
+    size = checks.how(spec, form, chunk_size, backend, recompute)
     shapes = checks.tokens(spec, q, k, v, cu_seqlens)
     dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
     with torch.autocast(q.device.type, enabled=False):
@@ -102,37 +107,24 @@ def memorize(
             apart: Callable[..., tuple[Tensor, AnyState]] = torch.compiler.disable(memorize)  # type: ignore[no-untyped-call]
             return apart(
                 spec, q, k, v, gates, weights=weights, norm=norm, state=state, cu_seqlens=cu_seqlens, form=form,
-                chunk_size=chunk_size, backend=backend,
+                chunk_size=chunk_size, backend=backend, recompute=recompute,
             )  # fmt: skip
-        if how == "torch":
-            attends = form == "chunk" and isinstance(spec.algorithm, NonParametric)
-            y, end = plain(call if attends else call.to(dtype), form, size, None if cu_seqlens is None else cu_seqlens.tolist())
+        run = functools.partial(run_as, how, form, size, dtype)
+        if recompute is None or q.shape[1] <= recompute or not call.backward:
+            y, end = run(call, cu_seqlens)
         else:
-            y, end = fused(call._replace(k=key.to(q.dtype)), how, size, cu_seqlens)
+            y, end = in_stretches(run, call, None if cu_seqlens is None else cu_seqlens.tolist(), size, recompute)
     return y.to(v.dtype), end
 
 
-class Call(NamedTuple):
-    """The checked arguments of a call: tokens and gates ``[B,T,H,D or 1]`` as they came, the state as the memory works."""
-
-    spec: Spec
-    q: Tensor
-    k: Tensor
-    v: Tensor
-    gates: Gates
-    norm: Norm | None
-    state: AnyState
-
-    def to(self, dtype: torch.dtype) -> Call:
-        """The call with its tokens and gates in a dtype."""
-        return self._replace(q=self.q.to(dtype), k=self.k.to(dtype), v=self.v.to(dtype), gates=self.gates.to(dtype))
-
-    @property
-    def backward(self) -> bool:
-        """Whether gradients will be asked for."""
-        if not torch.is_grad_enabled():
-            return False
-        return any(x.requires_grad for x in pytree.tree_leaves(tuple(self)) if isinstance(x, Tensor))
+def run_as(
+    how: How, form: Form, size: int, dtype: torch.dtype, call: Call, cu_seqlens: Tensor | None
+) -> tuple[Tensor, AnyState]:
+    """A call by the way that was chosen for it; plain PyTorch works in ``dtype``, but for attention."""
+    if how != "torch":
+        return fused(call._replace(k=call.k.to(call.q.dtype)), how, size, cu_seqlens)
+    attends = form == "chunk" and isinstance(call.spec.algorithm, NonParametric)
+    return plain(call if attends else call.to(dtype), form, size, None if cu_seqlens is None else cu_seqlens.tolist())
 
 
 def plain(call: Call, form: Form, size: int, bounds: list[int] | None) -> tuple[Tensor, AnyState]:
@@ -190,7 +182,8 @@ def fused(call: Call, how: How, size: int, cu_seqlens: Tensor | None) -> tuple[T
         from .kernels import matrix_run
 
         spec, q, k, v, gates, _, state = call
-        return matrix_run.run(spec, q, k, v, gates, state, cu_seqlens, call.backward)
+        bounds = None if cu_seqlens is None else cu_seqlens.to(q.device)
+        return matrix_run.run(spec, q, k, v, gates, state, bounds, call.backward)
     assert isinstance(call.state, State)
     if how == "decode":
         from .kernels import decode
@@ -238,24 +231,21 @@ def fused_rows(call: Call, size: int) -> tuple[Tensor, AnyState]:
     """Rows of one length by the kernels; what is left of a begun chunk before them by plain PyTorch."""
     from .kernels.mlp import operator
 
-    spec, q, k, v, gates, _, state = call
+    state = call.state
     assert isinstance(state, State)
     begun = [0] if state.chunk is None else state.chunk.position.tolist()
     if len(set(begun)) > 1:
         return chunk(*call.to(torch.float32), size)
-    head = min(-begun[0] % size, q.shape[1])
-    outputs: list[Tensor] = []
-    for left, right in ((0, head), (head, q.shape[1])):
-        if left == right:
-            continue
-        own = Gates(*(None if gate is None else gate[:, left:right] for gate in gates))
-        part = call._replace(q=q[:, left:right], k=k[:, left:right], v=v[:, left:right], gates=own, state=state)
-        if left == head:
-            y, state = operator(spec)(*part, size, [right - left] * q.shape[0])
-        else:
-            y, state = chunk(*part.to(torch.float32), size)
-        outputs.append(y.to(v.dtype))
-    return (torch.cat(outputs, 1) if len(outputs) > 1 else outputs[0] if outputs else torch.zeros_like(v)), state
+    rows, time = call.q.shape[:2]
+    head = min(-begun[0] % size, time)
+    if head == 0:
+        return operator(call.spec)(*call, size, [time] * rows)
+    before, after = call.cut([head, time - head])
+    y, state = chunk(*before.to(torch.float32), size)
+    if head < time:
+        rest, state = operator(call.spec)(*after._replace(state=state), size, [time - head] * rows)
+        y = torch.cat([y.to(rest.dtype), rest], 1)
+    return y, state
 
 
 def tied_key(spec: Spec, gates: Gates) -> Tensor:

@@ -339,6 +339,15 @@ def test_micro_batches_and_recomputation_change_nothing_but_rounding(lab):
     assert lab.about("low")["starts"][0]["precision"] == "bf16"
 
 
+def test_stretches_of_a_memory_that_are_computed_again_change_nothing(lab, capsys):
+    short = ["--optim.steps", "5", "--model.chunk_size", "8"]
+    assert lab.here("whole", *short) == 0
+    assert lab.here("stretches", *short, "--engine.recompute", "16") == 0
+    assert lab.losses("stretches") == pytest.approx(lab.losses("whole"), abs=1e-5)
+    given = ["--model.name", "transformer-tiny", "--engine.recompute", "64"]
+    assert "this model has attention alone: leave it out" in error_of(capsys, lab, "attention", *STEPS, *given)
+
+
 def test_isolated_documents_train(lab):
     assert lab.here("isolated", "--optim.steps", "3", "--data.isolate", "--engine.micro_batch", "2") == 0
     assert lab.here("whole", "--optim.steps", "3", "--data.isolate") == 0

@@ -22,7 +22,7 @@ from .attention import attention
 from .chunk_delta import chunk_delta
 from .chunk_newton import chunk_newton
 from .chunk_scan import Carry, Tokens, run
-from .common import held_of, none_for, split
+from .common import held_of, none_for, split, unmoved
 
 # chunks whose intermediate results are kept for the backward pass; further ones are recomputed from the state before them
 STRETCH = 16
@@ -213,9 +213,8 @@ def _waiting(carry: Carry) -> Carry:
     """A carry that has room for what a chunk accumulates."""
     if carry.moved:
         return carry
-    zeros = tuple(torch.zeros_like(h.weight) for h in carry.held)
-    single = tuple(torch.zeros_like(x[..., :1] if x.dim() == 3 else x[..., :1, :1]) for x in zeros)
-    return carry._replace(moved=zeros, log_decay=single, threshold=single)
+    moved, log_decay, threshold = unmoved(tuple(h.weight for h in carry.held))
+    return carry._replace(moved=moved, log_decay=log_decay, threshold=threshold)
 
 
 def _closed(spec: Spec, carry: Carry) -> Carry:

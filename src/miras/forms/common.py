@@ -15,7 +15,7 @@ from ..algorithm import Descent, Newton, NonParametric
 from ..memory import Side
 from ..retention import L2, Dual
 from ..spec import Spec
-from ..types import AnyState, CacheState, Gates, Held, NewtonState, Norm, State, Weights
+from ..types import AnyState, CacheState, Gates, Held, NewtonState, Norm, Progress, State, Weights
 
 
 def begin(
@@ -66,7 +66,7 @@ def seen(state: CacheState) -> Tensor:
 
 
 def stacked(states: Sequence[AnyState]) -> AnyState:
-    """States of one row each as the rows of one state; caches are filled up on the left."""
+    """States of one row each as the rows of one state; caches are filled up on the left, and chunks begun where one is."""
     if isinstance(states[0], CacheState):
         size = max(state.keys.shape[1] for state in states if isinstance(state, CacheState))
         states = [
@@ -74,6 +74,8 @@ def stacked(states: Sequence[AnyState]) -> AnyState:
             for state in states
             if isinstance(state, CacheState)
         ]
+    if any(isinstance(state, State) and state.chunk is not None for state in states):
+        states = [_in_a_chunk(state) if isinstance(state, State) else state for state in states]
 
     def joined(*rows: Tensor | None) -> Tensor | None:
         # a decay may be a scalar in one row and channel-wise in another
@@ -81,6 +83,20 @@ def stacked(states: Sequence[AnyState]) -> AnyState:
 
     together: AnyState = pytree.tree_map(joined, *states)
     return together
+
+
+def _in_a_chunk(state: State) -> State:
+    """A state that says where in its chunk it stands, if only at its start."""
+    if state.chunk is not None:
+        return state
+    start = as_tuple(state.weights)
+    return state._replace(chunk=Progress(start, *unmoved(start), torch.zeros(start[0].shape[0], dtype=torch.long)))
+
+
+def unmoved(start: Weights) -> tuple[Weights, Weights, Weights]:
+    """What has accumulated at a chunk's start, and its decays and thresholds: nothing yet."""
+    single = tuple(torch.zeros_like(w[..., :1] if w.dim() == 3 else w[..., :1, :1]) for w in start)
+    return tuple(torch.zeros_like(w) for w in start), single, single
 
 
 def _left_padded(pairs: Tensor, size: int) -> Tensor:

@@ -99,6 +99,7 @@ class MirasLayer(nn.Module):
         chunk_size: int | None = None,
         norm_eps: float = 1e-6,
         backend: Backend = "auto",
+        recompute: int | None = None,
     ) -> None:
         """Build the layer.
 
@@ -110,7 +111,7 @@ class MirasLayer(nn.Module):
             recipe: what surrounds the memory; ``bounded(recipe_of(spec))`` when not given.
             chunk_size: tokens of a chunk; the spec's own when not given.
             norm_eps: of the output's RMSNorm.
-            backend: as in :func:`miras.memorize`.
+            backend, recompute: as in :func:`miras.memorize`.
         """
         super().__init__()
         self.spec = presets.get(spec) if isinstance(spec, str) else spec
@@ -125,6 +126,8 @@ class MirasLayer(nn.Module):
         # parts of a user's own that have no chunk form run token by token, as miras.explain says
         self.form: Form = "chunk" if no_chunks(self.spec) is None else "recurrent"
         self.chunk_size, self.backend = None if self.form == "recurrent" else chunk_size, backend
+        self.recompute = recompute
+        checks.how(self.spec, self.form, self.chunk_size, backend, recompute)
         self.pairs = self.spec.algorithm.pairs if isinstance(self.spec.algorithm, Descent) else 1
         tied = self.spec.tied
         require(
@@ -238,6 +241,7 @@ class MirasLayer(nn.Module):
             form=self.form,
             chunk_size=self.chunk_size,
             backend=self.backend,
+            recompute=self.recompute,
         )
 
     def finish(self, prepared: Prepared, y: Tensor) -> Tensor:

@@ -100,11 +100,12 @@ class EngineConfig:
     compile: bool = option(False, "torch.compile on every block")
     graph: bool = option(False, "record a micro-batch's work once and replay it: no launches to wait for, on one GPU")
     checkpointing: bool = option(False, "compute activations again in the backward pass, rather than keep them")
+    recompute: int | None = option(None, "tokens of a memory between states that are kept: what lies between is computed again")
     tf32: bool = option(False, "let a GPU multiply float32 in TF32, which shortens mantissas to 10 bits")
     threads: int | None = option(None, "CPU threads of a process; none: torch's choice")
 
     def __post_init__(self) -> None:
-        positive("engine", micro_batch=self.micro_batch, threads=self.threads)
+        positive("engine", micro_batch=self.micro_batch, threads=self.threads, recompute=self.recompute)
         require(
             not (self.graph and self.checkpointing),
             "engine.graph cannot record engine.checkpointing, which looks at random states: give one of them",

@@ -19,6 +19,8 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import MixedPrecisionPolicy
 from torch.distributed.tensor import DTensor
 
+from ..algorithm import NonParametric
+from ..nn import MirasLayer
 from ..types import require
 from .config import EngineConfig
 from .models import Objective
@@ -68,6 +70,8 @@ class Engine:
         """The model spread over the processes, and the optimiser of what each holds of it."""
         if self.config.checkpointing:
             model.model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        if self.config.recompute is not None:
+            kept_in_stretches(model, self.config.recompute)
         if self.config.compile:
             for block in model.model.model.layers:
                 block.compile()
@@ -132,6 +136,15 @@ class Engine:
         if self.device.type == "cuda":
             return torch.cuda.max_memory_allocated(self.device) / 1e9
         return float(psutil.Process().memory_info().rss) / 1e9
+
+
+def kept_in_stretches(model: nn.Module, tokens: int) -> None:
+    """Let every memory keep a state after so many tokens and no more, and compute the rest again in the backward pass."""
+    layers = [layer for layer in model.modules() if isinstance(layer, MirasLayer)]
+    memories = [layer for layer in layers if not isinstance(layer.spec.algorithm, NonParametric)]
+    require(bool(memories), "engine.recompute keeps states of memories, and this model has attention alone: leave it out")
+    for layer in memories:
+        layer.recompute = tokens
 
 
 def sharding_plugin(precision: str) -> FullyShardedDataParallelPlugin:
