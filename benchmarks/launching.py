@@ -77,9 +77,18 @@ def as_on_hopper() -> None:
     importlib.import_module("miras.memorize").kernels_refuse = lambda *given: None
 
 
-def call_of(preset: str, heads: int = H, channels: int = D, chunk: int = CHUNK, **options: bool) -> Callable[[], Tensor]:
-    """A call with gradients for everything."""
-    spec, wide, single = getattr(presets, preset)(**options), (B, T, heads, channels), (B, T, heads)
+def call_of(
+    preset: str,
+    batch: int = B,
+    time: int = T,
+    heads: int = H,
+    channels: int = D,
+    chunk: int = CHUNK,
+    recompute: int | None = None,
+    **options: bool,
+) -> tuple[Callable[[], Tensor], list[Tensor]]:
+    """A call with gradients for everything, and what they are the gradients of."""
+    spec, wide, single = getattr(presets, preset)(**options), (batch, time, heads, channels), (batch, time, heads)
     wanted = {gate.name for gate in spec.gates}
     q, k, v = (torch.randn(wide, dtype=torch.bfloat16, requires_grad=True) for _ in range(3))
     made = {
@@ -91,12 +100,14 @@ def call_of(preset: str, heads: int = H, channels: int = D, chunk: int = CHUNK, 
     kinds = {name: torch.bfloat16 if gate.dim() == 4 else torch.float32 for name, gate in made.items()}
     gates = Gates(**{name: gate.to(kinds[name]).requires_grad_() for name, gate in made.items() if name in wanted})
     weights = tuple(torch.randn(heads, *shape, requires_grad=True) for shape in spec.memory.shapes(channels, channels))
-    return lambda: memorize(spec, q, k, v, gates, weights=weights, chunk_size=chunk, backend="triton")[0]
+    given = {"weights": weights, "chunk_size": chunk, "backend": "triton", "recompute": recompute}
+    leaves = [q, k, v, *(gate for gate in gates if gate is not None), *weights]
+    return lambda: memorize(spec, q, k, v, gates, **given)[0], leaves
 
 
 def measured(preset: str) -> dict[str, float]:
     """Milliseconds of each pass, and of the forward pass where nothing is differentiated."""
-    call = call_of(preset)
+    call, _ = call_of(preset)
     taken: dict[str, list[float]] = {"forward": [], "backward": [], "forward, no gradients": []}
     for _ in range(REPEATS):
         began = time.perf_counter()

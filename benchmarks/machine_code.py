@@ -130,7 +130,8 @@ def main() -> None:
     for name, heads, channels in itertools.product(given.models, given.heads, given.channels):
         found.clear()
         preset, options = CASES[name]
-        call_of(preset, heads, channels, given.chunk, **options)().sum().backward()
+        call, _ = call_of(preset, heads=heads, channels=channels, chunk=given.chunk, **options)
+        call().sum().backward()
         rows[f"{name}, {heads} heads of {channels}"] = dict(found)
         for what in ("stack", "unset"):
             said = {kernel: own[what] for kernel, own in found.items() if own[what]}
