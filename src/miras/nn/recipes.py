@@ -44,7 +44,7 @@ class Recipe:
         start: standard deviation of a memory's learned initial weights (of their logits' spread, on a simplex).
         output_norm: whether each head's output is RMS-normalised.
         output_gate: the function of the gate on the output, or None. A SiLU starts near zero with either sign, which holds
-            up the learning of recall (docs/layer.md); it is there where a paper has it.
+            up the learning of recall (docs/training_deep_memories.md); it is there where a paper has it.
         time_step: whether v is multiplied by the step that its decay was made of (Mamba).
         skip: whether v is added to the output, times a learned number a head (Mamba).
         bonus: whether a token's own pair is read once more, at a learned weight a channel (RWKV).
