@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from ..memory import Factor
+from ..products import times
 from ..retention import Linear
 from .pace import Pace
 
@@ -34,7 +35,7 @@ class Decayed:
     def _times(self, x: Tensor, weight: Tensor, transposed: bool) -> Tensor:
         if self.pace.vector:
             return x * weight[..., None, :]
-        return x @ (weight if transposed else weight.mT)
+        return x @ weight if transposed else times(x, weight)
 
     def _apply(self, x: Tensor, transposed: bool) -> Tensor:
         away = self.weight if self.towards is None else self.weight - self.towards
@@ -59,7 +60,7 @@ class Read:
     momentum: Tensor | None
 
     def _plain(self, weight: Tensor, x: Tensor) -> Tensor:
-        return x * weight[..., None, :] if self.pace.vector else x @ weight.mT
+        return x * weight[..., None, :] if self.pace.vector else times(x, weight)
 
     def _kept(self, weight: Tensor, x: Tensor) -> Tensor:
         return self.pace.keep_out(self._plain(weight, self.pace.keep_in(x)))

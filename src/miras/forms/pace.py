@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from ..memory import Factor, Side
+from ..products import outer, times
 from .ratio import Blocks, Dense, Direct, channel_ratio, cumulative, products, ratio, scalar_ratio
 
 Axis = Literal["scalar", "out", "in"]
@@ -156,7 +157,7 @@ class Pace:
         if self.vector:
             ones = self.like.new_ones(queries.shape[-2], queries.shape[-2])
             return queries * self._values(ones * self.scalar, factor.error * factor.input)
-        scores = queries @ factor.input.mT if self.inner is None else self.inner.scores(queries, factor.input)
+        scores = times(queries, factor.input) if self.inner is None else self.inner.scores(queries, factor.input)
         return self._values(scores * self.scalar, factor.error)
 
     def _values(self, scores: Tensor, errors: Tensor) -> Tensor:
@@ -185,4 +186,4 @@ class Pace:
         return grown * momentum + self._outer(late)
 
     def _outer(self, factor: Factor) -> Tensor:
-        return (factor.error * factor.input).sum(-2) if self.vector else factor.error.mT @ factor.input
+        return (factor.error * factor.input).sum(-2) if self.vector else outer(factor.error, factor.input)

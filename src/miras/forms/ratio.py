@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ..products import times
 from ..types import looked_at
 
 BLOCK = 8
@@ -75,7 +76,7 @@ class Direct:
 
     def scores(self, q: Tensor, k: Tensor) -> Tensor:
         """sum_d q_td k_id exp(L_td - L_id), i <= t: ``[...,C,D] -> [...,C,C]``."""
-        return torch.where(self.seen, (q * self.left) @ (k * self.right).mT, 0.0)
+        return torch.where(self.seen, times(q * self.left, k * self.right), 0.0)
 
     def values(self, scores: Tensor, u: Tensor) -> Tensor:
         """sum_{i <= t} s_ti exp(L_td - L_id) u_id, for scores that are 0 above: ``[...,C,C], [...,C,D] -> [...,C,D]``."""

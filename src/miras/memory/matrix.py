@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from ..products import times
 from ..types import Norm, Rule, Weights
 from .base import Factor, Map, Memory, Side
 
@@ -18,7 +19,7 @@ class Dense:
     weight: Tensor
 
     def __call__(self, x: Tensor) -> Tensor:
-        return x @ self.weight.mT
+        return times(x, self.weight)
 
     def transpose(self, u: Tensor) -> Tensor:
         return u @ self.weight
