@@ -77,7 +77,9 @@ def flops(B: int, T: int, H: int, D: int) -> float:
     return B * T / C * H * 2 * (7 * C * E * D + 2 * C * C * E + 2 * C * C * D)
 
 
-def memory_case(spec: Spec, backend: str, sizes: Sizes, *, profile: bool = False) -> dict[str, Any]:
+def memory_case(
+    spec: Spec, backend: str, sizes: Sizes, *, profile: bool = False, recompute: int | None = None
+) -> dict[str, Any]:
     """A deep memory at given sizes, in bf16, in the tame regime: small steps, little decay, unit weights.
 
     Gates come as a layer makes them: bf16 where they are as large as the tokens, float32 where they are one number a head.
@@ -99,7 +101,8 @@ def memory_case(spec: Spec, backend: str, sizes: Sizes, *, profile: bool = False
     leaves = [q, k, v, *(g for g in gates if g is not None), *weights]
 
     def call() -> Tensor:
-        return memorize(spec, q, k, v, gates, weights=weights, chunk_size=CHUNK, backend=backend)[0]
+        how = {"chunk_size": CHUNK, "backend": backend, "recompute": recompute}
+        return memorize(spec, q, k, v, gates, weights=weights, **how)[0]
 
     row: dict[str, Any] = dict(measured(call, leaves))
     if profile:
@@ -149,10 +152,12 @@ def growing(sizes: Sizes) -> list[Sizes]:
     return [(2**18 // time, time, H, D) for time in (2**n for n in range(10, 17))]
 
 
-def tried(name: str, spec: Spec, backend: str, sizes: Sizes, *, profile: bool = False) -> dict[str, Any]:
+def tried(
+    name: str, spec: Spec, backend: str, sizes: Sizes, *, profile: bool = False, recompute: int | None = None
+) -> dict[str, Any]:
     """A row, or why there is none."""
     try:
-        row = memory_case(spec, backend, sizes, profile=profile)
+        row = memory_case(spec, backend, sizes, profile=profile, recompute=recompute)
     except (ValueError, torch.OutOfMemoryError) as error:
         row = {"missing": str(error).splitlines()[0][:200]}
     print(f"  {name}: {row}", file=sys.stderr, flush=True)
@@ -236,6 +241,8 @@ def main() -> int:
     }  # fmt: skip
     for name, spec in specs.items():
         rows[name] = tried(name, spec, "triton", sizes, profile=True)
+    for name in ("yaad", "titans_lmm"):
+        rows[f"{name}, recompute 2048"] = tried(f"{name}, recomputed", specs[name], "triton", sizes, recompute=2048)
     rows["yaad, plain chunk form"] = tried("yaad, plain", presets.yaad(), "torch", sizes)
     rows["titans-pytorch"] = others("titans", [sizes], options.patience)[0]
     rows["titans-pytorch, weights moving"] = others("titans, moving", [sizes], options.patience)[0]
