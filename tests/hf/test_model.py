@@ -211,6 +211,23 @@ def test_the_loss_of_packed_documents_is_that_of_each():
     assert nothing == 0
 
 
+@pytest.mark.parametrize("marked", [True, False])
+def test_the_loss_of_a_padded_batch_is_that_of_its_rows(marked):
+    """A row's first token has nothing to be predicted from: padding before it is not there. Nor is padding to be learned."""
+    model, ids = build("yaad"), tokens(3, 9)
+    mask = torch.ones_like(ids)
+    mask[0, :4], mask[1, 6:], mask[2, 3:5] = 0, 0, 0
+    labels = ids.masked_fill(mask == 0, -100) if marked else ids
+    rows = [ids[row, mask[row] == 1][None] for row in range(3)]
+    want = sum(model(row, labels=row).loss * (row.shape[1] - 1) for row in rows)
+    close(model(ids, attention_mask=mask, labels=labels).loss * (4 + 5 + 6), want)
+
+
+def test_no_tokens_have_no_loss():
+    nothing = torch.zeros(2, 0, dtype=torch.long)
+    assert build("yaad")(nothing, labels=nothing).loss == 0
+
+
 def test_the_cache_has_a_constant_size():
     for name in ("yaad", "titans_lmm", "gated_deltanet", "yaad-h"):
         model = build(name, torch.float32)

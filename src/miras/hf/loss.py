@@ -1,6 +1,6 @@
 """Cross entropy in stretches of tokens, so that the logits of a long sequence never exist all at once.
 
-N tokens, C channels
+B batch, T time, N tokens, C channels
 """
 
 from __future__ import annotations
@@ -12,14 +12,19 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from ..nn import Packing
 from ..types import IGNORED
 
 
-def next_labels(labels: Tensor, starts: Tensor | None = None) -> Tensor:
-    """The label of the next token, ``[B,T]``; none after a row's last token, nor across the start of a sequence."""
-    if starts is not None:
-        labels = labels.masked_fill(starts, IGNORED)
-    return F.pad(labels[:, 1:], (0, 1), value=IGNORED)
+def next_labels(labels: Tensor, packing: Packing | None = None) -> Tensor:
+    """The label of the next token that is there, ``[B,T]``; none for padding, nor after the last token of a sequence."""
+    if packing is None:
+        return F.pad(labels, (0, 1), value=IGNORED)[:, 1:]
+    where, bounds = packing.where, packing.cu_seqlens
+    labels = labels.to(where.device)
+    own = labels.flatten()[where].index_fill(0, bounds[:-1][bounds.diff() > 0], IGNORED)
+    following = F.pad(own, (0, 1), value=IGNORED)[1:]
+    return torch.full_like(labels, IGNORED).flatten().index_put((where,), following).reshape(labels.shape)
 
 
 def chunked_cross_entropy(

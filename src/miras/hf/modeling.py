@@ -210,7 +210,7 @@ class MirasForCausalLM(MirasPreTrainedModel, GenerationMixin):
             input_ids, attention_mask, position_ids, past_key_values, inputs_embeds, use_cache, output_hidden_states,
                 cu_seqlens, cu_seq_lens_q: as in :meth:`MirasModel.forward`.
             labels: ``[B,T]``, the tokens themselves (they are shifted here), -100 where there is nothing to learn. The first
-                token of a packed sequence is never a label.
+                token of a sequence, whatever stands before it, is never a label, nor is padding.
             logits_to_keep: logits of the last so many tokens, or of those given; 0 for all.
             num_items_in_batch: divides the loss instead of the number of labels, for accumulated gradients.
             kwargs: ``shift_labels`` ``[B,T]``, each token's successor, already shifted, in place of ``labels`` (not by name: a
@@ -236,8 +236,8 @@ class MirasForCausalLM(MirasPreTrainedModel, GenerationMixin):
         loss = logits = None
         if labels is not None and shift_labels is None:
             require(labels.shape == hidden.shape[:2], f"labels must be {list(hidden.shape[:2])}, got {list(labels.shape)}")
-            starts = self._starts(hidden, attention_mask, position_ids, cu_seqlens)
-            shift_labels = next_labels(labels.to(hidden.device), starts)
+            packing = packing_of(labels.shape[0], labels.shape[1], attention_mask, position_ids, cu_seqlens)
+            shift_labels = next_labels(labels, packing)
         if shift_labels is not None:
             loss = self._loss(hidden, shift_labels, num_items_in_batch)
         if loss is None or not self.training or self.config.loss_chunk == 0:
@@ -285,16 +285,3 @@ class MirasForCausalLM(MirasPreTrainedModel, GenerationMixin):
         super()._prepare_cache_for_generation(generation_config, model_kwargs, *args, **kwargs)
         if generation_config.use_cache is not False and model_kwargs.get("past_key_values") is None:
             model_kwargs["past_key_values"] = MirasCache(len(self.model.layers))
-
-    def _starts(
-        self, hidden: Tensor, mask: Tensor | None, position_ids: Tensor | None, cu_seqlens: Tensor | None
-    ) -> Tensor | None:
-        """The first token of every sequence but a row's first, ``[B,T]``, where several stand in one row."""
-        batch, time = hidden.shape[:2]
-        packing = packing_of(batch, time, mask, position_ids, cu_seqlens)
-        if packing is None or len(packing.cu_seqlens) - 1 == batch:
-            return None
-        starts = torch.zeros(batch * time, dtype=torch.bool, device=hidden.device)
-        firsts = packing.cu_seqlens[:-1][packing.cu_seqlens.diff() > 0]
-        starts[packing.where[firsts].to(hidden.device)] = True
-        return starts.reshape(batch, time)
