@@ -40,6 +40,26 @@ def test_parquet(tmp_path):
         read(tmp_path / "a.parquet", field="body")
 
 
+@pytest.mark.parametrize(("column", "found"), [([None, 3], "row 2 is int"), ([b"bytes"], "row 1 is bytes")])
+def test_a_column_without_text(tmp_path, column, found):
+    pyarrow.parquet.write_table(pyarrow.table({"text": column}), tmp_path / "a.parquet")
+    with pytest.raises(ValueError, match=rf"a\.parquet: the column 'text' holds no text, {found}"):
+        read(tmp_path / "a.parquet")
+
+
+@pytest.mark.parametrize("packed", ["snappy", "none"])
+def test_a_damaged_column(tmp_path, packed):
+    """What lies between the two ends of a file is read last, packed or not."""
+    table, path = pyarrow.table({"text": [text * 9 for text in TEXTS]}), tmp_path / "a.parquet"
+    pyarrow.parquet.write_table(table, path, compression=packed, use_dictionary=False)
+    damaged = bytearray(path.read_bytes())
+    middle = len(damaged) // 3
+    damaged[middle : middle + 100] = b"\xff" * 100
+    path.write_bytes(damaged)
+    with pytest.raises(ValueError, match=r"a\.parquet cannot be read after row \d+: "):
+        read(path)
+
+
 @pytest.mark.parametrize("name", ["a.txt", "a.txt.xz"])
 def test_a_single_text_file_gives_its_end_for_validation(tmp_path, name, monkeypatch):
     monkeypatch.setattr(sources, "BLOCK", 100)
@@ -95,6 +115,7 @@ BAD = [
     ),
     ('{"text": "fine"}\n[1]\n', r"a\.jsonl, line 2: no text under 'text', it is no object"),
     ('{"text": "fine"}\n{"text": null}\n', r"a\.jsonl, line 2: no text under 'text', it is a NoneType there"),
+    ('{"text": "fine"}\n{"text": "cut \\ud83d"}\n', r"a\.jsonl, line 2: half a character \(a lone surrogate\) under 'text'"),
 ]
 
 

@@ -213,11 +213,23 @@ def json_lines(path: Path, field: str, complaints: Complaints) -> Iterator[tuple
                     has = f"it is a {type(row[field]).__name__} there" if isinstance(row, dict) and field in row else has
                     complaints.bad("lines", f"{path}, line {number}: no text under {field!r}, {has}; --data.field names it")
                     continue
+                if not encodable(row[field]):
+                    complaints.bad("lines", f"{path}, line {number}: half a character (a lone surrogate) under {field!r}")
+                    continue
                 yield number, row[field]
     except UnicodeError:
         complaints.bad("binary files", f"{path} is not UTF-8 text after line {number}")
     except (lzma.LZMAError, gzip.BadGzipFile, EOFError) as error:
         raise ValueError(f"{path} cannot be unpacked after line {number}: {error}") from None
+
+
+def encodable(text: str) -> bool:
+    """Whether every character of a text is one; JSON can spell the halves of one, such as "\\ud83d", alone."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def parquet_rows(path: Path, field: str) -> Iterator[tuple[int, str]]:
@@ -232,10 +244,15 @@ def parquet_rows(path: Path, field: str) -> Iterator[tuple[int, str]]:
     names = table.schema_arrow.names
     require(field in names, f"{path} has no column {field!r}: it has {', '.join(names)}; --data.field names it")
     number = 0
-    for batch in table.iter_batches(batch_size=1024, columns=[field]):
-        for text in batch.column(0).to_pylist():
-            number += 1
-            yield number, text or ""
+    try:
+        for batch in table.iter_batches(batch_size=1024, columns=[field]):
+            for text in batch.column(0).to_pylist():
+                number += 1
+                found = type(text).__name__
+                require(text is None or found == "str", f"{path}: the column {field!r} holds no text, row {number} is {found}")
+                yield number, text or ""
+    except (pyarrow.ArrowException, OSError, UnicodeError) as error:
+        raise ValueError(f"{path} cannot be read after row {number}: {error}") from None
 
 
 class Hub(Source):
