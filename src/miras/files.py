@@ -33,6 +33,17 @@ def replacing(path: Path) -> Iterator[Path]:
         fresh.unlink(missing_ok=True)
 
 
+@contextmanager
+def writing_tensors(path: Path) -> Iterator[None]:
+    """What keeps safetensors from writing, a full disk above all, as the :class:`OSError` that it is."""
+    from safetensors import SafetensorError
+
+    try:
+        yield
+    except SafetensorError as error:
+        raise OSError(f"{path} could not be written: {error}") from error
+
+
 def write_figure(figure: Any, path: Path, **how: Any) -> None:
     """A figure of matplotlib's in the format that a name ends with: the same file from the same numbers."""
     import matplotlib

@@ -1,5 +1,6 @@
 """One process: what a run leaves, and what ends it."""
 
+import contextlib
 import json
 import math
 import multiprocessing
@@ -15,6 +16,7 @@ import torch
 import yaml
 from safetensors.torch import load_file
 
+import disks
 from miras.cli import main
 from miras.train import checkpoint, loop, safety
 from miras.train.config import SafetyConfig, TrainConfig
@@ -183,15 +185,14 @@ def test_a_full_disk(lab, monkeypatch, capsys):
     """The second checkpoint finds no room: one line, the first one kept, nothing half-written left."""
     real, calls = checkpoint.save_file, []
 
-    def full(*arguments, **options):
+    def without_room(*arguments, **options):
         calls.append(1)
-        if len(calls) == 4:
-            raise OSError(28, "No space left on device")
-        return real(*arguments, **options)
+        with disks.full() if len(calls) == 4 else contextlib.nullcontext():
+            real(*arguments, **options)
 
-    monkeypatch.setattr(checkpoint, "save_file", full)
+    monkeypatch.setattr(checkpoint, "save_file", without_room)
     message = error_of(capsys, lab, "full", *STEPS)
-    assert "the checkpoint of step 8 could not be written, earlier ones are untouched" in message and "No space left" in message
+    assert "the checkpoint of step 8 could not be written, earlier ones are untouched" in message and "too large" in message
     assert [path.name for path in lab.checkpoints("full")] == ["step-00000004"]
     assert checkpoint.damage(lab.checkpoints("full")[0]) is None
     monkeypatch.undo()

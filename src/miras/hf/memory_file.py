@@ -18,7 +18,7 @@ from torch import Tensor
 
 from miras import __version__
 
-from ..files import check_target, replacing
+from ..files import check_target, replacing, writing_tensors
 from ..nn import MirasState, WindowState
 from ..nn.shared_steps import Recent
 from ..spec import Spec
@@ -204,7 +204,7 @@ def write(path: Path, tensors: dict[str, Tensor], header: Header) -> None:
     """Write the file: it is complete or not there."""
     check_target(path, "cannot keep a memory in")
     check_replaced(path)
-    with replacing(path) as fresh:
+    with replacing(path) as fresh, writing_tensors(path):
         save_file(tensors, fresh, header._replace(contents=fingerprint(tensors)).to_metadata())
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from miras import __version__
 
+from ..files import writing_tensors
 from ..nn import RECIPES
 
 if TYPE_CHECKING:
@@ -112,7 +113,8 @@ def save_with_card(model: MirasPreTrainedModel, folder: Any, save: Callable[...,
     path.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=path, prefix=".saving-") as temporary:
         begun = Path(temporary)
-        save(temporary, **options)
+        with writing_tensors(path):
+            save(temporary, **options)
         (begun / f"{SHIM}.py").write_text(SHIM_TEXT)
         if not (path / "README.md").exists():
             (begun / "README.md").write_text(card(model, path.resolve().name))

@@ -26,7 +26,7 @@ from torch.distributed.checkpoint.state_dict import (
     set_optimizer_state_dict,
 )
 
-from ..files import synced
+from ..files import synced, writing_tensors
 from .engine import Engine
 
 MODEL, OPTIMISER, STATE, MANIFEST = "model.safetensors", "optimizer.safetensors", "state.json", "manifest.json"
@@ -98,8 +98,9 @@ def written(
     shutil.rmtree(work, ignore_errors=True)
     work.mkdir(parents=True)
     try:
-        save_file(weights, work / MODEL, metadata={"format": "pt"})
-        save_file({name: value.contiguous() for name, value in moments.items()}, work / OPTIMISER)
+        with writing_tensors(work):
+            save_file(weights, work / MODEL, metadata={"format": "pt"})
+            save_file({name: value.contiguous() for name, value in moments.items()}, work / OPTIMISER)
         (work / STATE).write_text(json.dumps(state, indent=1))
         describe(work)
         files = {path.name: [path.stat().st_size, digest(path)] for path in sorted(work.iterdir())}
