@@ -21,6 +21,7 @@ from miras.cli import main
 from miras.train import checkpoint, loop, safety
 from miras.train.config import SafetyConfig, TrainConfig
 from miras.train.job import bits_per_nat
+from miras.train.metrics import lines
 from miras.types import IGNORED
 
 STEPS = ["--optim.steps", "12", "--save.every", "4", "--log.eval_every", "6", "--log.every", "4"]
@@ -124,6 +125,17 @@ def test_a_finished_run_stays_as_it_is(run, shared, capsys):
     assert shared.here("whole", *STEPS, "--save.keep", "3", "--resume") == 0
     assert (run / "metrics.jsonl").read_text() == before
     assert "12 of 12" in capsys.readouterr().err
+
+
+def test_a_damaged_record_is_named(run, shared, capsys):
+    shutil.copytree(run, shared.root / "scribbled")
+    (shared.root / "scribbled" / "run.json").write_text("{")
+    assert "scribbled/run.json is damaged: Expecting" in error_of(capsys, shared, "scribbled", *STEPS, "--resume")
+
+
+def test_a_last_line_of_anything_is_cut_off(tmp_path):
+    (tmp_path / "metrics.jsonl").write_bytes(b'{"step": 1}\n{"step"\xff\xfe\0')
+    assert lines(tmp_path / "metrics.jsonl") == [{"step": 1}]
 
 
 # checkpoints

@@ -36,7 +36,7 @@ def lines(path: Path) -> list[Line]:
     if not path.exists():
         return []
     found: list[Line] = []
-    for text in path.read_text().splitlines():
+    for text in path.read_text(encoding="utf-8", errors="replace").splitlines():
         try:
             found.append(json.loads(text))
         except json.JSONDecodeError:

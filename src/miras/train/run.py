@@ -86,10 +86,9 @@ def identity(config: TrainConfig, corpus: Corpus) -> dict[str, Any]:
 
 def check_identity(folder: Path, now: dict[str, Any]) -> None:
     """Refuse to go on with another model, other data or another schedule than the run began with."""
-    path = folder / "run.json"
-    if not path.exists():
+    before = recorded(folder).get("identity")
+    if before is None:
         return
-    before = json.loads(path.read_text())["identity"]
     for name, value in now.items():
         require(
             before.get(name) == value,
@@ -104,16 +103,27 @@ def begin(folder: Path, config: TrainConfig, corpus: Corpus, parameters: int, en
     folder.mkdir(parents=True, exist_ok=True)
     with replacing(folder / "config.yaml") as fresh:
         fresh.write_text(yaml.safe_dump(to_dict(config), sort_keys=False))
-    path = folder / "run.json"
-    starts = json.loads(path.read_text())["starts"] if path.exists() else []
+    starts = recorded(folder).get("starts", [])
     about = {
         "parameters": parameters,
         "data": {"title": corpus.title, "train": corpus.train.count, "valid": corpus.valid.count, "warnings": corpus.warnings},
         "identity": identity(config, corpus),
         "starts": [*starts, {**provenance(), **engine}],
     }
-    with replacing(path) as fresh:
+    with replacing(folder / "run.json") as fresh:
         fresh.write_text(json.dumps(about, indent=1))
+
+
+def recorded(folder: Path) -> dict[str, Any]:
+    """What ``run.json`` says of a run, nothing where there is none yet."""
+    path = folder / "run.json"
+    if not path.exists():
+        return {}
+    try:
+        known: dict[str, Any] = json.loads(path.read_text())
+    except ValueError as error:
+        raise ValueError(f"{path} is damaged: {error}") from None
+    return known
 
 
 def provenance() -> dict[str, Any]:
