@@ -78,6 +78,33 @@ def memorize(
     >>> y.shape, state.weights.shape
     (torch.Size([1, 10, 2, 4]), torch.Size([1, 2, 4, 4]))
     """
+    if isinstance(gates, Gates):
+        checks.limits_of(gates)
+    return memorized(
+        spec, q, k, v, gates, weights=weights, norm=norm, state=state, cu_seqlens=cu_seqlens, form=form, chunk_size=chunk_size,
+        backend=backend,
+    )  # fmt: skip
+
+
+def memorized(
+    spec: Spec,
+    q: Tensor,
+    k: Tensor | None,
+    v: Tensor,
+    gates: Gates | None,
+    *,
+    weights: Tensor | Weights | None,
+    norm: tuple[Tensor, Tensor] | None,
+    state: AnyState | None,
+    cu_seqlens: Tensor | None,
+    form: Form,
+    chunk_size: int | None,
+    backend: Backend,
+) -> tuple[Tensor, AnyState]:
+    """:func:`memorize` for gates that lie in their ranges by the way they are made.
+
+    What is not a number passes through to the output, as in any layer, so that a training can skip the step.
+    """
     checks.spec_of(spec)
     size = checks.how(spec, form, chunk_size, backend, recompute)
     shapes = checks.tokens(spec, q, k, v, cu_seqlens)
@@ -104,7 +131,7 @@ def memorize(
             call = call._replace(state=begun(linked=True))
         if how == "fla" and torch.compiler.is_compiling():
             # compilers do not see into fla's kernels, and some lose named tuples on the way to them: they leave the call whole
-            apart: Callable[..., tuple[Tensor, AnyState]] = torch.compiler.disable(memorize)  # type: ignore[no-untyped-call]
+            apart: Callable[..., tuple[Tensor, AnyState]] = torch.compiler.disable(memorized)  # type: ignore[no-untyped-call]
             return apart(
                 spec, q, k, v, gates, weights=weights, norm=norm, state=state, cu_seqlens=cu_seqlens, form=form,
                 chunk_size=chunk_size, backend=backend, recompute=recompute,

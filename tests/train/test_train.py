@@ -277,6 +277,19 @@ def test_many_skipped_steps_in_a_row_stop_the_run(lab, monkeypatch, capsys):
     assert [path.name for path in lab.checkpoints("stop")] == ["step-00000004"]
 
 
+@pytest.mark.parametrize("name", ["yaad", "titans_lmm", "gated_deltanet", "mesa"])
+def test_numbers_that_overflow_inside_the_model_are_skipped_too(lab, capsys, name):
+    """The second block reads what is no number any more, and passes it on to the loss."""
+    wild = ["--model.name", f"{name}-tiny", "--model.layers", "2", "--optim.lr", "1e30", "--optim.warmup", "0"]
+    message = error_of(capsys, lab, "wild", *STEPS, *wild, "--safety.patience", "3", "--log.eval_every", "2", code=1)
+    assert "3 steps in a row were skipped, the last because the " in message and " nan" in message
+
+
+def test_a_model_without_numbers_is_told_at_the_end(lab, capsys):
+    wild = ["--model.layers", "2", "--optim.lr", "1e30", "--optim.warmup", "0", "--optim.steps", "3", "--log.sample", "5"]
+    assert "the validation loss is no number after 3 steps" in error_of(capsys, lab, "mute", *wild)
+
+
 def test_spikes():
     config = SafetyConfig(memory=20)
     spikes = safety.Spikes()

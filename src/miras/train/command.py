@@ -168,6 +168,7 @@ def conclude(job: Job, tokenizer: Tokenizer) -> None:
     model.save_pretrained(folder)
     tokenizer.hugging_face().save_pretrained(folder)
     bits = [line["valid_bits_per_byte"] for line in lines(job.folder / "metrics.jsonl") if "valid_loss" in line][-1]
+    require(bits is not None, f"the validation loss is no number after {job.config.steps} steps, nor can {folder} speak")
     if log.sample:
         text = sample(folder, log.prompt, log.sample, seed=job.config.run.seed, device=job.engine.device)
         (job.folder / "sample.txt").write_text(text + "\n", encoding="utf-8")

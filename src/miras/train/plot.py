@@ -22,7 +22,7 @@ def draw(lines: list[Line], path: Path, title: str, bits: float) -> None:
 
     steps = [line for line in lines if "loss" in line and "skipped" not in line]
     skipped = [line["step"] for line in lines if "skipped" in line]
-    valid = [line for line in lines if "valid_loss" in line]
+    valid = [line for line in lines if line.get("valid_loss") is not None]
     figure = Figure(figsize=(8, 5.5), layout="constrained")
     top, bottom = figure.subplots(2, 1, sharex=True, height_ratios=(3, 1))
     places = [line["step"] for line in steps]
@@ -36,7 +36,8 @@ def draw(lines: list[Line], path: Path, title: str, bits: float) -> None:
         top.axvline(place, color=ORANGE, alpha=0.3, linewidth=0.8)
     if losses:
         low, high = min([*losses, *(line["valid_bits_per_byte"] for line in valid)]), max(losses[:20])
-        top.set_ylim(low - 0.03 * (high - low), high + 0.03 * (high - low))
+        margin = 0.03 * (high - low) or 0.1
+        top.set_ylim(low - margin, high + margin)
     top.set_ylabel("bits per byte")
     top.set_title(title, loc="left", fontsize=11)
     top.legend(frameon=False)
