@@ -18,10 +18,11 @@ from safetensors.torch import load_file
 
 import disks
 from miras.cli import main
-from miras.train import checkpoint, loop, safety
+from miras.train import checkpoint, command, loop, safety
 from miras.train.config import SafetyConfig, TrainConfig
 from miras.train.job import bits_per_nat
 from miras.train.metrics import lines
+from miras.train.run import free_folder
 from miras.types import IGNORED
 
 STEPS = ["--optim.steps", "12", "--save.every", "4", "--log.eval_every", "6", "--log.every", "4"]
@@ -448,6 +449,29 @@ def test_folders_are_numbered(lab, monkeypatch, capsys):
     monkeypatch.chdir(lab.root / "empty")
     assert main(["train", "--resume"]) == 2
     assert "there is no run in out/ to go on with" in capsys.readouterr().err
+
+
+def test_two_runs_never_share_a_folder(lab, monkeypatch, capsys):
+    """Reading text can take hours, in which another run is started."""
+    monkeypatch.chdir(lab.root)
+    real = command.read_corpus
+
+    def meanwhile(*arguments):
+        assert str(free_folder("yaad-tiny")) == "out/yaad-tiny-2"
+        (lab.root / "taken").mkdir()
+        (lab.root / "taken" / "config.yaml").write_text("another's")
+        return real(*arguments)
+
+    monkeypatch.setattr(command, "read_corpus", meanwhile)
+    assert main(["train", *lab.options, "--optim.steps", "1"]) == 0 and (lab.root / "out" / "yaad-tiny-1" / "model").is_dir()
+    shutil.rmtree(lab.root / "taken")
+    (lab.root / "out" / "yaad-tiny-2").rmdir()
+    assert "taken holds another run" in error_of(capsys, lab, "taken", "--optim.steps", "1")
+    assert [path.read_text() for path in (lab.root / "taken").iterdir()] == ["another's"]
+    # who does not get as far as a first step leaves nothing
+    monkeypatch.undo()
+    monkeypatch.chdir(lab.root)
+    assert main(["train", *lab.options, "--data.length", "1000000"]) == 2 and not (lab.root / "out" / "yaad-tiny-3").exists()
 
 
 def test_defaults_are_a_small_yaad_on_the_embedded_text():

@@ -63,6 +63,12 @@ def trained(config: TrainConfig, resume: bool, engine: Engine, began: float) -> 
     tokenizer = tokenizer_of(config.data.tokenizer, config.data.end)
     model_config(config.model, tokenizer)
     folder = engine.on_first(lambda: chosen_folder(config, resume))
+    with run.not_left_empty(folder):
+        return trained_in(folder, config, resume, engine, tokenizer, began)
+
+
+def trained_in(folder: Path, config: TrainConfig, resume: bool, engine: Engine, tokenizer: Tokenizer, began: float) -> Ending:
+    """The training in its folder."""
     with engine.accelerator.local_main_process_first():
         corpus = read_corpus(config.data, tokenizer)
     if resume:
@@ -122,6 +128,8 @@ def work(job: Job, progress: Progress, resume: bool) -> Ending:
     introduce(job, progress)
     place = restore(job, progress) if resume else Place()
     metrics = None
+    # another run may have begun there while this one read its text
+    engine.on_first(lambda: run.check_folder(job.folder, resume))
     if engine.first:
         run.begin(job.folder, config, job.corpus, job.parameters, engine.about(job.model))
         metrics = Metrics(job.folder / "metrics.jsonl")

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import datetime
 import importlib.metadata
+import itertools
 import json
 import os
 import platform
@@ -20,6 +21,8 @@ import re
 import shlex
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -54,12 +57,25 @@ def newest_folder() -> Path:
 
 
 def free_folder(name: str) -> Path:
-    """The first of ``out/<name>-1``, ``out/<name>-2``, ... that does not exist."""
+    """The first of ``out/<name>-1``, ``out/<name>-2``, ... that does not exist, made now, lest another run take it too."""
     stem = re.sub(r"[^\w.-]+", "-", Path(name).name)
-    number = 1
-    while (OUT / f"{stem}-{number}").exists():
-        number += 1
-    return OUT / f"{stem}-{number}"
+    OUT.mkdir(parents=True, exist_ok=True)
+    for number in itertools.count(1):
+        folder = OUT / f"{stem}-{number}"
+        with suppress(FileExistsError):
+            folder.mkdir()
+            break
+    return folder
+
+
+@contextmanager
+def not_left_empty(folder: Path) -> Iterator[None]:
+    """A folder in which nothing was written by the end goes again."""
+    try:
+        yield
+    finally:
+        with suppress(OSError):
+            folder.rmdir()
 
 
 def check_folder(folder: Path, resume: bool) -> None:
