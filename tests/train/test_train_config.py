@@ -64,6 +64,7 @@ WRONG = [
     (("--optim.warmup", "2"), r"optim\.warmup must lie between 0 and 1, got 2"),
     (("--data.valid_share", "1"), r"data\.valid_share must lie between 0 and 1, got 1"),
     (("--model.step_sum", "-1"), r"model\.step_sum must be >= 0, got -1"),
+    (("--run.seed", "-1"), r"run\.seed must lie between 0 and 2\*\*32 - 1, got -1"),
     (("--config", "none.yaml"), r"no such configuration file: none\.yaml"),
 ]
 

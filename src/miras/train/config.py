@@ -48,7 +48,7 @@ class DataConfig:
     field: str = option("text", "the field or column that holds the text")
     subset: str | None = option(None, "the subset of a Hugging Face dataset")
     split: str = option("train", "the split of a Hugging Face dataset")
-    max_tokens: int | None = option(None, "stop reading after so many training tokens")
+    max_tokens: int | None = option(None, "stop reading after so many training tokens, at the next eight million characters")
     on_bad: Literal["error", "skip"] = option("error", "bad lines and files: stop, or count them and go on")
     tokenizer: str = option("bytes", "bytes, a folder with a tokenizer, or a name on the Hugging Face hub")
     end: str | None = option(None, "the token that closes a document, where the tokenizer names none")
@@ -171,6 +171,7 @@ class RunConfig:
 
     def __post_init__(self) -> None:
         positive("run", seconds=self.seconds, finish=self.finish)
+        require(0 <= self.seed < 2**32, f"run.seed must lie between 0 and 2**32 - 1, got {self.seed}")
 
 
 @dataclass(frozen=True, kw_only=True)
