@@ -131,8 +131,8 @@ def packing(cu_seqlens: Tensor, batch: int, time: int) -> int:
     return len(ends) - 1
 
 
-def gates_of(spec: Spec, gates: Gates, shapes: Shapes, like: Tensor) -> Gates:
-    """Check the gates but for their ranges; each ``[B,T,H,D or 1]`` in its own dtype, fixed ones filled in, like ``like``."""
+def gates_of(spec: Spec, gates: Gates, shapes: Shapes, like: Tensor, ranges: bool = True) -> Gates:
+    """Check the gates and shape each to ``[B,T,H,D or 1]``, in its own dtype; fixed ones are filled in, like ``like``."""
     require(isinstance(gates, Gates), f"gates must be a miras.Gates, got {type(gates).__name__}")
     asked = {gate.name: gate for gate in spec.gates}
     found: dict[str, Tensor] = {}
@@ -146,6 +146,8 @@ def gates_of(spec: Spec, gates: Gates, shapes: Shapes, like: Tensor) -> Gates:
         require(isinstance(value, Tensor), f"gates.{name} must be a tensor, got {type(value).__name__}")
         require(value.is_floating_point(), f"gates.{name} must be a floating-point tensor, got {value.dtype}")
         require(value.device == like.device, f"gates.{name} is on {value.device}, but q is on {like.device}")
+        if ranges:
+            _limits(name, value)
         found[name] = _shaped(gate, value, shapes, spec)
     if isinstance(spec.algorithm, Descent) and spec.algorithm.fixed_eta is not None:
         found["eta"] = like.new_full((), spec.algorithm.fixed_eta).expand(shapes.batch, shapes.time, shapes.heads, 1)
@@ -153,13 +155,6 @@ def gates_of(spec: Spec, gates: Gates, shapes: Shapes, like: Tensor) -> Gates:
     if fixed is not None:
         found["log_alpha"] = fixed[None, None, :, None].expand(shapes.batch, shapes.time, shapes.heads, 1)
     return Gates(**found)
-
-
-def limits_of(gates: Gates) -> None:
-    """Refuse gates outside their ranges; what is wrong with them otherwise is told by :func:`gates_of`."""
-    for name, value in gates._asdict().items():
-        if isinstance(value, Tensor) and value.is_floating_point():
-            _limits(name, value)
 
 
 def _needs(spec: Spec) -> str:

@@ -47,6 +47,7 @@ def memorize(
     chunk_size: int | None = None,
     backend: Backend = "auto",
     recompute: int | None = None,
+    check_gates: bool = True,
 ) -> tuple[Tensor, AnyState]:
     """Run a memory over a sequence: each token is learned, then recalled from.
 
@@ -67,6 +68,8 @@ def memorize(
         backend: "auto", "torch", "triton" or "fla"; a backend that is named is used or refused, never replaced.
         recompute: tokens, at least a chunk of them, after which a state is kept for the backward pass, which computes what lies
             between again: less memory for more time, the same result. None keeps what each backend does by itself.
+        check_gates: whether gates outside their ranges are refused. A layer, whose gates lie there by the way they are made,
+            lets what is not a number through to its output, as any layer does, so that a training can skip the step.
 
     Returns:
         y ``[B,T,H,V]`` and the state after the last token (one row a packed sequence).
@@ -78,40 +81,13 @@ def memorize(
     >>> y.shape, state.weights.shape
     (torch.Size([1, 10, 2, 4]), torch.Size([1, 2, 4, 4]))
     """
-    if isinstance(gates, Gates):
-        checks.limits_of(gates)
-    return memorized(
-        spec, q, k, v, gates, weights=weights, norm=norm, state=state, cu_seqlens=cu_seqlens, form=form, chunk_size=chunk_size,
-        backend=backend,
-    )  # fmt: skip
-
-
-def memorized(
-    spec: Spec,
-    q: Tensor,
-    k: Tensor | None,
-    v: Tensor,
-    gates: Gates | None,
-    *,
-    weights: Tensor | Weights | None,
-    norm: tuple[Tensor, Tensor] | None,
-    state: AnyState | None,
-    cu_seqlens: Tensor | None,
-    form: Form,
-    chunk_size: int | None,
-    backend: Backend,
-) -> tuple[Tensor, AnyState]:
-    """:func:`memorize` for gates that lie in their ranges by the way they are made.
-
-    What is not a number passes through to the output, as in any layer, so that a training can skip the step.
-    """
     checks.spec_of(spec)
     size = checks.how(spec, form, chunk_size, backend, recompute)
     shapes = checks.tokens(spec, q, k, v, cu_seqlens)
     dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
     with torch.autocast(q.device.type, enabled=False):
         like = torch.empty(0, dtype=dtype, device=q.device)
-        shaped = checks.gates_of(spec, Gates() if gates is None else gates, shapes, like)
+        shaped = checks.gates_of(spec, Gates() if gates is None else gates, shapes, like, check_gates)
         key = tied_key(spec, shaped.to(dtype)) if k is None else k
         gain = checks.norm_of(spec, norm, shapes, like)
         if state is None:
@@ -131,10 +107,10 @@ def memorized(
             call = call._replace(state=begun(linked=True))
         if how == "fla" and torch.compiler.is_compiling():
             # compilers do not see into fla's kernels, and some lose named tuples on the way to them: they leave the call whole
-            apart: Callable[..., tuple[Tensor, AnyState]] = torch.compiler.disable(memorized)  # type: ignore[no-untyped-call]
+            apart: Callable[..., tuple[Tensor, AnyState]] = torch.compiler.disable(memorize)  # type: ignore[no-untyped-call]
             return apart(
                 spec, q, k, v, gates, weights=weights, norm=norm, state=state, cu_seqlens=cu_seqlens, form=form,
-                chunk_size=chunk_size, backend=backend, recompute=recompute,
+                chunk_size=chunk_size, backend=backend, recompute=recompute, check_gates=check_gates,
             )  # fmt: skip
         run = functools.partial(run_as, how, form, size, dtype)
         if recompute is None or q.shape[1] <= recompute or not call.backward:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from .. import checks, presets
 from ..algorithm import Descent
 from ..forms.chunk import no_chunks
-from ..memorize import Backend, Form, memorized
+from ..memorize import Backend, Form, memorize
 from ..memory import MLP
 from ..spec import Spec
 from ..types import AnyState, Gates, require, require_count
@@ -228,7 +228,7 @@ class MirasLayer(nn.Module):
         self, prepared: Prepared, state: MirasState | None = None, *, cu_seqlens: Tensor | None = None
     ) -> tuple[Tensor, AnyState]:
         """The memory alone: what it reads, ``[B,T,H,V]``, and its state."""
-        return memorized(
+        return memorize(
             self.spec,
             prepared.q,
             prepared.k,
@@ -242,6 +242,7 @@ class MirasLayer(nn.Module):
             chunk_size=self.chunk_size,
             backend=self.backend,
             recompute=self.recompute,
+            check_gates=False,
         )
 
     def finish(self, prepared: Prepared, y: Tensor) -> Tensor:
