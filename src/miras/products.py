@@ -15,19 +15,23 @@ from torch import Tensor
 from torch.autograd import Function
 
 
-class Times(Function):
-    """x w', ``[...,N,D]`` and ``[...,E,D]``: dx = g w, dw = g' x."""
+class Product(Function):
+    """Of two factors, both of which its derivatives need."""
 
     generate_vmap_rule = True
-
-    @staticmethod
-    def forward(x: Tensor, w: Tensor) -> Tensor:
-        return x @ w.mT
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
         ctx.save_for_backward(*inputs)
         ctx.save_for_forward(*inputs)
+
+
+class Times(Product):
+    """x w', ``[...,N,D]`` and ``[...,E,D]``: dx = g w, dw = g' x."""
+
+    @staticmethod
+    def forward(x: Tensor, w: Tensor) -> Tensor:
+        return x @ w.mT
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
@@ -42,20 +46,13 @@ class Times(Function):
         return product
 
 
-class Outer(Function):
+class Outer(Product):
     """a' b, ``[...,N,D]`` and ``[...,N,E]``: da = b g', db = a g."""
-
-    generate_vmap_rule = True
 
     @staticmethod
     def forward(a: Tensor, b: Tensor) -> Tensor:
         product: Tensor = a.mT @ b
         return product
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
-        ctx.save_for_backward(*inputs)
-        ctx.save_for_forward(*inputs)
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
