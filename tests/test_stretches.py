@@ -129,3 +129,9 @@ def test_what_is_refused():
         memorize(presets.yaad(), q, k, v, gates, recompute=0, **keywords)
     with pytest.raises(ValueError, match="keeps all pairs: leave it out"):
         memorize(presets.transformer(), q, k, v, recompute=64)
+
+
+def test_stretches_of_the_chunk_form_within_them():
+    """The chunk form keeps no more than sixteen chunks by itself: fifty in a stretch are computed again once more."""
+    spec = presets.yaad()
+    same(spec, draw(spec, B=1, T=210, H=1, K=3, grad=True, eta=0.05), 100, chunk_size=2)
