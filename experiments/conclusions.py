@@ -319,6 +319,15 @@ CLAIMS = (
         small=partial(anchored_against_all, experiment="small"),
     ),
     Claim(
+        text="TTT-Linear's memory with an anchor stays ahead of what is nearest to it (small: after 8M bytes instead of 2M)",
+        by="us",
+        page="off_the_map",
+        judge=lambda found: variants(found, "ttt_linear-anchored", ["yaad-anchored", "gated_deltanet"], "off_the_map/main"),
+        small=lambda found: variants(
+            found, "ttt_linear-anchored", ["yaad-anchored", "gated_deltanet", "ttt_linear"], "small/longer"
+        ),
+    ),
+    Claim(
         text="A combination off the map, chosen by validation, is better than Yaad and every baseline",
         by="us",
         page="off_the_map",

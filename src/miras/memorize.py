@@ -13,14 +13,13 @@ from typing import Literal
 
 import torch
 from torch import Tensor
-from torch.utils import _pytree as pytree
 
 from . import checks
 from .algorithm import NonParametric
 from .bias import Huber
 from .call import Call
 from .forms.chunk import chunk
-from .forms.common import as_tuple, begin, stacked
+from .forms.common import as_tuple, begin, row_of, rows_of, stacked
 from .forms.ragged import buckets, positions, unpacked, unpacked_gates
 from .forms.recurrent import read, recurrent
 from .retention import Dual
@@ -276,14 +275,14 @@ def packed(
     groups = buckets(bounds, size) if form == "chunk" else ([row] for row in range(len(bounds) - 1))
     for rows in groups:
         token, pair = positions(bounds, rows, 1, q.device), positions(bounds, rows, pairs, q.device)
-        own = pytree.tree_map_only(Tensor, lambda x, rows=rows: x[rows], start)
+        own = rows_of(start, rows)
         given = (unpacked(q, token), unpacked(k, pair), unpacked(v, pair), unpacked_gates(gates, token, pair), norm, own)
         if form == "recurrent":
             part, end = recurrent(spec, *given)
         else:
             part, end = chunk(spec, *given, size, [bounds[row + 1] - bounds[row] for row in rows])
         y = y.index_put((torch.zeros_like(token[token >= 0]), token[token >= 0]), part[token >= 0])
-        ends |= {row: pytree.tree_map_only(Tensor, lambda x, i=i: x[i : i + 1], end) for i, row in enumerate(rows)}
+        ends |= {row: row_of(end, i) for i, row in enumerate(rows)}
     return y, stacked([ends[row] for row in range(len(bounds) - 1)])
 
 

@@ -12,11 +12,10 @@ from typing import TypeAlias
 
 import torch
 from torch import Tensor
-from torch.utils import _pytree as pytree
 from torch.utils.checkpoint import checkpoint
 
 from .call import Call
-from .forms.common import stacked
+from .forms.common import as_tuple, row_of, stacked
 from .types import AnyState, State
 
 # runs a call, given the bounds of the sequences that it packs, or None
@@ -46,7 +45,7 @@ def _again(run: Run, call: Call, bounds: Tensor | None) -> tuple[Tensor, AnyStat
 def _begun(state: AnyState) -> list[int]:
     """How many pairs into its chunk each row stands."""
     if not isinstance(state, State) or state.chunk is None:
-        return [0] * len(state.weights[0] if isinstance(state.weights, tuple) else state.weights)
+        return [0] * len(as_tuple(state.weights)[0])
     begun: list[int] = state.chunk.position.tolist()
     return begun
 
@@ -72,18 +71,13 @@ def _packed(run: Run, parts: list[Call], bounds: list[int], ends: list[int]) -> 
     for part, (left, right) in zip(parts, itertools.pairwise([0, *ends]), strict=True):
         first = len(done)
         last = len(bounds) - 1 if right == bounds[-1] else sum(bound < right for bound in bounds)
-        own = [_row(start, row) for row in range(first, last)]
+        own = [row_of(start, row) for row in range(first, last)]
         if carried is not None:
             own[0] = carried
         inside = [min(max(bound, left), right) - left for bound in bounds[first : last + 1]]
         y, end = _again(run, part._replace(state=stacked(own)), torch.tensor(inside))
         outputs.append(y)
-        reached = [_row(end, row) for row in range(last - first)]
+        reached = [row_of(end, row) for row in range(last - first)]
         carried = reached.pop() if bounds[last] > right else None
         done += reached
     return torch.cat(outputs, 1), stacked(done)
-
-
-def _row(state: AnyState, row: int) -> AnyState:
-    one: AnyState = pytree.tree_map_only(Tensor, lambda x: x[row : row + 1], state)
-    return one

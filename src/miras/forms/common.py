@@ -85,6 +85,17 @@ def stacked(states: Sequence[AnyState]) -> AnyState:
     return together
 
 
+def rows_of(state: AnyState, rows: list[int] | slice) -> AnyState:
+    """The state of some rows of another."""
+    some: AnyState = pytree.tree_map_only(Tensor, lambda x: x[rows], state)
+    return some
+
+
+def row_of(state: AnyState, row: int) -> AnyState:
+    """The state of one row of another, still with a row."""
+    return rows_of(state, slice(row, row + 1))
+
+
 def _in_a_chunk(state: State) -> State:
     """A state that says where in its chunk it stands, if only at its start."""
     if state.chunk is not None:
