@@ -136,7 +136,7 @@ def noise(task: str) -> Claim:
 def variants(evidence: Evidence, name: str, rivals: list[str], *places: str) -> Finding:
     """Whether a model is better than each that has one thing changed."""
     bits = over(places, lambda place: evidence.read(place, TEST, (name, *rivals)))
-    return favourite(bits, name, rivals, BITS)
+    return favourite(bits, name, rivals, BITS, evidence.beside(places[0].partition("/")[0], TEST))
 
 
 def parts_of_yaad(evidence: Evidence, name: str, *places: str) -> Finding:
@@ -340,17 +340,23 @@ CLAIMS = (
 
 
 def overview(evidence: Evidence) -> str:
-    """The table of the README: a row a model, bits a byte of large ones, and of small ones also far beyond their training."""
+    """The table of the README: a row a model, bits a byte of large ones, and of small ones also far beyond their training.
+
+    The last two columns are those of small models that read four times as many bytes.
+    """
     rows = []
     for name, (large, small) in OVERVIEW.items():
         cells = [name]
-        for place, ask in ((large, evidence.read), (small, evidence.read), (small, evidence.far)):
+        longer = f"small/longer:{small.partition(':')[2]}" if small else ""
+        asked = [(place, ask) for place in (small, longer) for ask in (evidence.read, evidence.far)]
+        for place, ask in ((large, evidence.read), *asked):
             stage, _, model = place.partition(":")
             own = ask(stage, FAR if ask == evidence.far else TEST, (model,)) if place else {}
             lost = evidence.ended(stage, model) == "diverged"
             cells.append(f"{statistics.fmean(own[model]):.3f}" if model in own else "diverged" if lost else "-")
         rows.append(cells)
-    return markdown(Table(["model", "30M", "0.6M", "0.6M, at 8 to 16 times its training's length"], {"": rows}, numeric=True))
+    heads = ["model", "30M", "0.6M, 2M bytes", "far", "0.6M, 8M bytes", "far"]
+    return markdown(Table(heads, {"": rows}, numeric=True))
 
 
 def with_overview(text: str, evidence: Evidence) -> str:

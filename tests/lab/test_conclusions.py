@@ -172,3 +172,11 @@ def test_the_kept_page_is_what_the_kept_results_say(command):
 def test_the_readmes_table_is_what_the_kept_results_say(command):
     text = (ROOT / "README.md").read_text()
     assert text == command.with_overview(text, Evidence(ROOT / "experiments")), "run python experiments/conclusions.py"
+
+
+def test_seeds_of_models_beside_tell_where_the_compared_have_one():
+    figures, beside = {"a": [1.000], "b": [1.003]}, {"main: c": [1.0, 1.01], "main: d": [2.0, 2.01]}
+    assert str(favourite(figures, "a", ["b"], BITS)) == "holds here, one seed"
+    found = favourite(figures, "a", ["b"], BITS, beside)
+    assert str(found) == "not told apart, one seed" and "other stages have a standard deviation of 0.007" in found.said
+    assert str(favourite({"a": [1.0], "b": [1.1]}, "a", ["b"], BITS, beside)) == "holds here, one seed"

@@ -111,6 +111,12 @@ class Evidence:
         unit = self.unit(place)
         return self.figures(place, lambda row: (read_of(row, name) or {}).get(unit), models)
 
+    def beside(self, experiment: str, name: str) -> dict[str, list[float]]:
+        """How well a text was predicted in every stage of an experiment: what its seeds say of each other."""
+        stages = dict.fromkeys(row["stage"] for row in self.rows(experiment))
+        each = {stage: self.read(f"{experiment}/{stage}", name) for stage in stages}
+        return {f"{stage}: {model}": own for stage, found in each.items() for model, own in found.items()}
+
     def far(self, place: str, name: str, models: Iterable[str] = ()) -> dict[str, list[float]]:
         """How well the last stretch of long windows was predicted."""
         unit = self.unit(place)
@@ -159,9 +165,12 @@ def gain_of(own: Sequence[float], other: Sequence[float], measure: Measure, nois
     return Gain(measure.gain(own, other), 2 * (noise or 0.0) * math.sqrt(1 / len(own) + 1 / len(other)))
 
 
-def seeds(noise: float | None) -> str:
-    """How far seeds lie apart, in words."""
-    return "One seed each." if noise is None else f"Seeds of one model have a standard deviation of {noise:.3f}."
+def seeds(noise: float | None, own: bool = True) -> str:
+    """How far seeds lie apart, in words: those of the models that are compared, or of others beside them."""
+    if noise is None:
+        return "One seed each."
+    of = "Seeds of one model" if own else "One seed each; seeds of one model of other stages"
+    return f"{of} have a standard deviation of {noise:.3f}."
 
 
 def compared(gains: Mapping[str, Gain | None]) -> Verdict:
@@ -217,15 +226,16 @@ def pairwise(better: Figures, worse: Figures, pairs: Mapping[str, str], measure:
     return Finding(compared(gains), f"{', '.join(said)} ({measure.unit}). {seeds(noise)}", weak=noise is None)
 
 
-def favourite(figures: Figures, name: str, rivals: Sequence[str], measure: Measure) -> Finding:
-    """Whether one model is better than each of its rivals."""
+def favourite(figures: Figures, name: str, rivals: Sequence[str], measure: Measure, beside: Figures | None = None) -> Finding:
+    """Whether one model is better than each of its rivals; ``beside`` tells of seeds where all of these have one."""
     if name not in figures or not any(rival in figures for rival in rivals):
         return Finding("open", "Not run yet.")
-    noise = deviation({one: figures[one] for one in (name, *rivals) if one in figures})
+    own = deviation({one: figures[one] for one in (name, *rivals) if one in figures})
+    noise = deviation(beside or {}) if own is None else own
     gains = {rival: gain_of(figures[name], figures[rival], measure, noise) if rival in figures else None for rival in rivals}
     said = [f"{rival} not run" if gain is None else f"{rival} {measure.told(figures[rival])}" for rival, gain in gains.items()]
-    words = f"{name} {measure.told(figures[name])}; {', '.join(said)} ({measure.unit}). {seeds(noise)}"
-    return Finding(compared(gains), words, weak=noise is None)
+    words = f"{name} {measure.told(figures[name])}; {', '.join(said)} ({measure.unit}). {seeds(noise, own is not None)}"
+    return Finding(compared(gains), words, weak=own is None)
 
 
 def found_needles(row: Line) -> float | None:
@@ -240,12 +250,13 @@ def found_needles(row: Line) -> float | None:
 RULE = """\
 Made by `{command}` from the files of results; do not edit. Each verdict is a rule applied to numbers. One model is *ahead* of
 another where its mean is better by more than twice the standard error of their distance, which is taken from how far seeds of
-one model lie apart, over all that are compared. Where nothing has two seeds, any distance counts: such a verdict says "one
-seed" and is weak. A claim about several models *holds here* where all of them are ahead, *in part* where some are; where none
-is, it *does not hold here* if one is behind by as much, and else they are *not told apart*. It is *open* until everything
-that it names has been run. Verdicts are of models of 4 to 30 million parameters (0.5 in the laboratory) that read 50 to 150
-million tokens on a GPU ([rules](../experiments.md)); *small* ones have 0.6 million (0.2 in the laboratory) and read 2 million
-on a processor. The paper's have 340 million and more and read 15 billion and more. So a claim that does not hold here may hold
+one model lie apart, over all that are compared. Where none of them has two seeds, variants of one model are judged by the
+seeds of the experiment's other models; elsewhere any distance counts. Such a verdict says "one seed" and is weak. A claim
+about several models *holds here* where all of them are ahead, *in part* where some are; where none is, it *does not hold here*
+if one is behind by as much, and else they are *not told apart*. It is *open* until everything that it names has been run.
+Verdicts are of models of 4 to 30 million parameters (0.5 in the laboratory) that read 50 to 150 million tokens on a GPU
+([rules](../experiments.md)); *small* ones have 0.6 million (0.2 in the laboratory) and read 2 million (8 where it is said) on
+a processor. The paper's have 340 million and more and read 15 billion and more. So a claim that does not hold here may hold
 there, and small models say what to look for, not what is so."""
 
 
