@@ -58,7 +58,11 @@ def page(plan: Plan, found: list[Line], pictures: list[Path]) -> str:
         if not own:
             continue
         table = choice_table(plan, found, stage) if chooses(plan, stage) else stage_table(plan, own)
-        parts += [f"## {stage}", f"{why[:1].upper()}{why[1:]}." if why else "", markdown(table)]
+        parts += [
+            f"## {stage}",
+            f"{why[:1].upper()}{why[1:]}{'' if why.endswith('?') else '.'}" if why else "",
+            markdown(table),
+        ]
         parts += thrown_off(plan, found, stage)
         for name in long_reads(own):
             parts += [f"{UNITS[unit_of(plan)].capitalize()} by place, `{name}`:", markdown(place_table(plan, own, name))]
