@@ -191,7 +191,6 @@ class MirasLayer(nn.Module):
         require(x.dim() == 3 and x.shape[2] == self.dim, f"x must be [B,T,{self.dim}], got {list(x.shape)}")
         if mask is not None:
             require(cu_seqlens is None, "mask and cu_seqlens were both given: packed sequences have no padding")
-            require(mask.shape == x.shape[:2], f"mask must be {list(x.shape[:2])}, got {list(mask.shape)}")
             packing = Packing.of(mask)
             y, state = self(packing.pack(x), state, cu_seqlens=packing.cu_seqlens)
             return packing.unpack(y), state
