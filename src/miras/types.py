@@ -208,6 +208,15 @@ def require_count(**given: object) -> None:
         require(whole, f"{name} must be an integer of 1 or more, or None, got {value!r}")
 
 
+def is_text(text: str) -> bool:
+    """Whether every character of a text is one: stray bytes, and halves that JSON can spell alone, are surrogates."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 def require(condition: bool, message: str) -> None:
     """Raise ``ValueError(message)`` unless the condition holds."""
     if not condition:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..files import check_target, size
-from ..types import require
+from ..types import is_text, require
 from .models import add_model, check_keepable, load
 
 if TYPE_CHECKING:
@@ -49,15 +49,6 @@ def run_generate(arguments: argparse.Namespace) -> None:
     if arguments.save_state is not None:
         check_keepable(arguments.save_state)
     generate(loaded, prompt, arguments, options)
-
-
-def is_text(prompt: str) -> bool:
-    """Whether a text from outside has no bytes in it that are no characters."""
-    try:
-        prompt.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def sampling(arguments: argparse.Namespace) -> dict[str, Any]:

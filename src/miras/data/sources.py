@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Any, Literal, NamedTuple
 
-from ..types import require
+from ..types import is_text, require
 
 Split = Literal["train", "valid"]
 # characters of one piece of a text file: bounds the memory that a file of any size takes
@@ -213,7 +213,7 @@ def json_lines(path: Path, field: str, complaints: Complaints) -> Iterator[tuple
                     has = f"it is a {type(row[field]).__name__} there" if isinstance(row, dict) and field in row else has
                     complaints.bad("lines", f"{path}, line {number}: no text under {field!r}, {has}; --data.field names it")
                     continue
-                if not encodable(row[field]):
+                if not is_text(row[field]):
                     complaints.bad("lines", f"{path}, line {number}: half a character (a lone surrogate) under {field!r}")
                     continue
                 yield number, row[field]
@@ -221,15 +221,6 @@ def json_lines(path: Path, field: str, complaints: Complaints) -> Iterator[tuple
         complaints.bad("binary files", f"{path} is not UTF-8 text after line {number}")
     except (lzma.LZMAError, gzip.BadGzipFile, EOFError) as error:
         raise ValueError(f"{path} cannot be unpacked after line {number}: {error}") from None
-
-
-def encodable(text: str) -> bool:
-    """Whether every character of a text is one; JSON can spell the halves of one, such as "\\ud83d", alone."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def parquet_rows(path: Path, field: str) -> Iterator[tuple[int, str]]:
