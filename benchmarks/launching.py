@@ -33,7 +33,9 @@ B, T, H, D, CHUNK, REPEATS = 1, 256, 2, 64, 64, 100
 
 
 class Driver:
-    """A GPU in name."""
+    """A GPU in name: Hopper, unless somebody says otherwise."""
+
+    target = GPUTarget("cuda", 90, 32)
 
     def get_current_device(self) -> int:
         """The first."""
@@ -44,8 +46,8 @@ class Driver:
         return 0
 
     def get_current_target(self) -> GPUTarget:
-        """Hopper."""
-        return GPUTarget("cuda", 90, 32)
+        """What to compile for."""
+        return self.target
 
 
 class Kernel:
@@ -67,12 +69,12 @@ def compiled(self: JITFunction, key: str, *given: Any, **named: Any) -> Kernel:
     return kernel
 
 
-def as_on_hopper() -> None:
-    """Have calls on a CPU take Hopper's kernels, and leave out checks that wait for their result there."""
+def as_on_hopper(resident: bool = True) -> None:
+    """Have calls on a CPU take Hopper's kernels, or other GPUs', and leave out checks that wait for their result there."""
     driver.set_active(Driver())
     made = launch._options
     for module in (deep_forward, deep_backward):
-        module.options = lambda q, *rest: made(q.dtype, q.shape[2], True, *rest)
+        module.options = lambda q, *rest: made(q.dtype, q.shape[2], resident, *rest)
     checks._limits = lambda name, value: None
     importlib.import_module("miras.memorize").kernels_refuse = lambda *given: None
 

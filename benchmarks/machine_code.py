@@ -1,12 +1,14 @@
-"""Look at the machine code of a deep memory's kernels for Hopper, without a GPU: what ptxas spilled, and what it forgot to set.
+"""Look at the machine code of a deep memory's kernels, without a GPU: what ptxas spilled, what it forgot to set, what must fit.
 
     python benchmarks/machine_code.py --heads 2,4,10,16 --out benchmarks/results/machine-code-sm90.json
+    python benchmarks/machine_code.py --capability 80 --chunks 64,32,16 --out benchmarks/results/machine-code-sm80.json
 
 Under some versions ptxas leaves a uniform register unset that a matrix instruction then takes an address from: right in the
 interpreter, wrong or an illegal access on the GPU. Reads of uniform registers before any write, in the order of the program,
 show it; a value that nothing needs can be read so as well, so what is found is to be looked at. Heads and channels are
 constants of the kernels, so each number of heads has machine code of its own. The Triton that is installed compiles: take the
-GPU's.
+GPU's. GPUs other than Hopper get the kernels in plain Triton, and have less shared memory for a program: 163 KiB (A100), 99
+(RTX 3090, 4090 and 5090, A10, L4, L40S), 227 (H100, H200, B200).
 """
 
 from __future__ import annotations
@@ -24,7 +26,8 @@ from typing import Any, NamedTuple
 
 import torch
 import triton
-from launching import as_on_hopper, call_of
+from launching import Driver, as_on_hopper, call_of
+from triton.backends.compiler import GPUTarget
 from triton.runtime.jit import JITFunction
 
 from miras.lab.provenance import provenance
@@ -33,6 +36,7 @@ CASES = {
     **{name: (name, {}) for name in ("ttt_mlp", "yaad", "moneta", "memora", "titans_lmm")},
     **{f"{name}, anchored": (name, {"anchor": True}) for name in ("yaad", "moneta", "memora", "titans_lmm")},
 }
+HOPPER = 90
 TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
 INSTRUCTION = re.compile(r"\s*/\*([0-9a-f]{4,})\*/\s+(?:@!?U?P\w+\s+)?(\S+)\s*(.*?);\s*$")
 
@@ -105,7 +109,7 @@ def compiling(found: dict[str, dict[str, Any]]) -> None:
     def compiled(self: JITFunction, *given: Any, grid: Any = None, warmup: bool = False, **named: Any) -> Any:
         kernel = run(self, *given, grid=(1,), warmup=True, **named)
         if kernel.hash not in known:
-            known[kernel.hash] = looked_at(kernel.asm["cubin"])
+            known[kernel.hash] = looked_at(kernel.asm["cubin"]) | {"shared": kernel.metadata.shared}
         found[self.__name__] = known[kernel.hash]
         return kernel
 
@@ -119,23 +123,28 @@ def main() -> None:
     parser.add_argument("--models", type=lambda text: text.split(","), default=list(CASES), help="of these, between commas")
     parser.add_argument("--heads", type=numbers, default=[16], help="numbers of heads, between commas (default 16)")
     parser.add_argument("--channels", type=numbers, default=[64], help="channels a head, between commas (default 64)")
-    parser.add_argument("--chunk", type=int, default=64)
+    parser.add_argument("--chunks", type=numbers, default=[64], help="tokens of a chunk, between commas (default 64)")
+    parser.add_argument("--capability", type=int, default=90, help="of the GPU, such as 80 or 89 (default 90, Hopper)")
     parser.add_argument("--out", type=Path, help="a JSON file for what was found")
     given = parser.parse_args()
     torch.set_num_threads(1)
-    as_on_hopper()
+    as_on_hopper(resident=given.capability == HOPPER)
+    Driver.target = GPUTarget("cuda", given.capability, 32)
     found: dict[str, dict[str, Any]] = {}
     compiling(found)
     rows: dict[str, dict[str, Any]] = {}
-    for name, heads, channels in itertools.product(given.models, given.heads, given.channels):
+    for name, heads, channels, chunk in itertools.product(given.models, given.heads, given.channels, given.chunks):
         found.clear()
         preset, options = CASES[name]
-        call, _ = call_of(preset, heads=heads, channels=channels, chunk=given.chunk, **options)
+        call, _ = call_of(preset, heads=heads, channels=channels, chunk=chunk, **options)
         call().sum().backward()
-        rows[f"{name}, {heads} heads of {channels}"] = dict(found)
+        label = f"{name}, {heads} heads of {channels}" + (f", chunks of {chunk}" if len(given.chunks) > 1 else "")
+        rows[label] = dict(found)
+        most = max(found, key=lambda kernel: found[kernel]["shared"])
+        print(f"{label}: {len(found)} kernels, {found[most]['shared'] / 1024:.0f} KiB of shared memory ({most})", flush=True)
         for what in ("stack", "unset"):
             said = {kernel: own[what] for kernel, own in found.items() if own[what]}
-            print(f"{name}, {heads} heads of {channels}: {len(found)} kernels, {what} {said or 'none'}", flush=True)
+            print(f"{label}: {what} {said or 'none'}", flush=True)
     if given.out:
         command = shlex.join(["python", "benchmarks/machine_code.py", *sys.argv[1:]])
         made = provenance("triton") | {"command": command}

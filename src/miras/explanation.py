@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from importlib.util import find_spec
+from typing import NamedTuple
 
 import torch
 
@@ -16,12 +17,13 @@ from .spec import Spec
 
 @dataclass(frozen=True, kw_only=True)
 class Explanation:
-    """How a spec will run, and why."""
+    """How a spec will run, and why; ``where`` is the part of the reason that says by what."""
 
     form: Form
     backend: Backend
     exact: bool
     reason: str
+    where: str
 
     def __str__(self) -> str:
         return f"form {self.form}, backend {self.backend}, {'exact' if self.exact else 'approximate'}: {self.reason}"
@@ -36,59 +38,88 @@ REASONS = {
 }
 
 
-def explain(spec: Spec, device: torch.device | str = "cpu", *, gradients: bool = True) -> Explanation:
+class Asked(NamedTuple):
+    """What of the calls is known: None where they may be of any kind."""
+
+    device: torch.device
+    gradients: bool
+    dtype: torch.dtype | None
+    channels: int | None
+    chunk_size: int
+
+
+def explain(
+    spec: Spec,
+    device: torch.device | str = "cpu",
+    *,
+    gradients: bool = True,
+    dtype: torch.dtype | None = None,
+    channels: int | None = None,
+    chunk_size: int | None = None,
+) -> Explanation:
     """Which form and backend ``memorize`` takes for a spec on a device, whether that is exact, and why.
 
-    ``gradients`` says whether the calls need them: without, some go to kernels that have no backward pass.
+    ``gradients`` says whether the calls need them: without, some go to kernels that have no backward pass. ``dtype``,
+    ``channels`` (of a head) and ``chunk_size`` are those of the calls; without them the answer is for 16-bit tokens of the
+    usual widths.
 
     >>> from miras import explain, presets
     >>> print(explain(presets.gated_deltanet()))
     form chunk, backend torch, exact: a chunk's errors follow from one triangular system (WY transform); plain PyTorch on cpu
     """
     checks.spec_of(spec)
-    device = torch.device(device)
+    asked = Asked(torch.device(device), gradients, dtype, channels, chunk_size or spec.chunk_size)
+    backend: Backend = "torch"
+    where = f"plain PyTorch on {asked.device.type}"
     refused = no_chunks(spec)
     if refused is not None:
-        reason = f"token by token, by form='recurrent' alone, since {refused}; plain PyTorch on {device.type}"
-        return Explanation(form="recurrent", backend="torch", exact=True, reason=reason)
+        reason = f"token by token, by form='recurrent' alone, since {refused}; {where}"
+        return Explanation(form="recurrent", backend=backend, exact=True, reason=reason, where=where)
     kind = family(spec)
-    backend: Backend = "torch"
-    where = f"plain PyTorch on {device.type}"
-    if device.type == "cuda" and not isinstance(spec.algorithm, NonParametric):
-        deep = not spec.memory.linear
-        backend, where = (explain_deep if deep else explain_matrix)(spec, device, gradients)
-    return Explanation(form="chunk", backend=backend, exact=kind != "scan", reason=f"{REASONS[kind]}; {where}")
+    exact = kind != "scan" or asked.chunk_size == 1
+    if isinstance(spec.algorithm, NonParametric):
+        return Explanation(form="chunk", backend=backend, exact=exact, reason=f"{REASONS[kind]}; {where}", where=REASONS[kind])
+    if asked.device.type == "cuda":
+        backend, where = (explain_matrix if spec.memory.linear else explain_deep)(spec, asked)
+    return Explanation(form="chunk", backend=backend, exact=exact, reason=f"{REASONS[kind]}; {where}", where=where)
 
 
-def explain_deep(spec: Spec, device: torch.device, gradients: bool) -> tuple[Backend, str]:
+def explain_deep(spec: Spec, asked: Asked) -> tuple[Backend, str]:
     """What a GPU does with a deep memory, and why."""
-    refused = kernels_refuse(spec, device, torch.bfloat16, 64, spec.chunk_size)
+    device, dtype, channels = asked.device, asked.dtype or torch.bfloat16, asked.channels or 64
+    refused = kernels_refuse(spec, device, dtype, channels, asked.chunk_size)
     backend: Backend = "torch" if refused else "triton"
-    where = "fused kernels for 48, 64, 96 or 128 channels a head, plain PyTorch otherwise"
-    where += " (and for a channel-wise mu or log_alpha)" if "mu" in {gate.name for gate in spec.gates} else ""
+    where = "fused kernels"
+    where += " for 48, 64, 96 or 128 channels a head, plain PyTorch otherwise" if asked.channels is None else ""
+    where += " (plain PyTorch for a channel-wise mu or log_alpha)" if "mu" in {gate.name for gate in spec.gates} else ""
     where = f"plain PyTorch on {device.type}, since {refused}" if refused else where
-    if gradients or find_spec("triton") is None:
+    if asked.gradients or find_spec("triton") is None:
         return backend, where
     from .kernels import decode
 
-    refused = decode.why_not(spec, device, torch.bfloat16, 64)
+    refused = decode.why_not(spec, device, dtype, channels)
     return backend, where + ("; a token alone by the fused decoding step" if refused is None else f"; {refused}")
 
 
-def explain_matrix(spec: Spec, device: torch.device, gradients: bool) -> tuple[Backend, str]:
+def explain_matrix(spec: Spec, asked: Asked) -> tuple[Backend, str]:
     """What a GPU does with a matrix memory, and why."""
     from .kernels import matrix_fla
 
-    refused = matrix_fla.why_not(spec, matrix_fla.Call(device, torch.bfloat16, backward=gradients))
+    device, backward, width = asked.device, asked.gradients, asked.channels or matrix_fla.WIDE
+    call = matrix_fla.Call(device, asked.dtype or torch.bfloat16, (width, width), backward=backward)
+    refused = matrix_fla.why_not(spec, call)
     if refused is not None:
         return "torch", f"plain PyTorch on {device.type}, since {refused}"
     found = matrix_fla.plan(spec)
     assert isinstance(found, matrix_fla.Plan)
-    found = matrix_fla.settled(found, device, gradients)
+    found = matrix_fla.settled(found, device, backward)
     assert isinstance(found, matrix_fla.Plan)
-    where = f"fla's {found.operation.name} for bf16 and fp16, plain PyTorch for float32 unless TF32 is allowed"
-    if gradients and matrix_fla.compiled_wrong(*matrix_fla.machine(device)):
-        where += f" and for heads whose channels are no multiple of {matrix_fla.WIDE}"
+    where = f"fla's {found.operation.name}"
+    if asked.dtype is None:
+        where += " for bf16 and fp16, plain PyTorch for float32 unless TF32 is allowed"
+    if asked.channels is None and backward and matrix_fla.compiled_wrong(*matrix_fla.machine(device)):
+        where += " and" if asked.dtype is None else ", plain PyTorch"
+        where += f" for heads whose channels are no multiple of {matrix_fla.WIDE}"
     if found.twin_of is None:
         return "fla", where
     return "fla", f"{where}; a twin of {found.twin_of.name}, since {matrix_fla.broken_backward(found.twin_of)}"

@@ -288,6 +288,14 @@ def test_explain_says_which_backend_a_gpu_gets():
     assert explain(presets.yaad(), "cpu").backend == "torch"
 
 
+def test_explain_is_precise_where_it_is_told_more():
+    usual, exact = explain(presets.yaad(), "cuda"), explain(presets.yaad(), "cuda", dtype=torch.bfloat16, channels=64)
+    assert "48, 64, 96 or 128 channels" in usual.where and exact.where == "fused kernels"
+    assert "chunks of 16, 32, 64 tokens, not 48" in explain(presets.yaad(), "cuda", chunk_size=48).where
+    single = explain(presets.yaad(), "cpu", chunk_size=1)
+    assert single.exact and single.where == "plain PyTorch on cpu" and not explain(presets.yaad()).exact
+
+
 def test_a_gpu_that_nobody_compared_them_on_gets_them_by_name_alone(monkeypatch):
     gpu, spec = torch.device("cuda"), presets.yaad()
     monkeypatch.setattr(launch, "CAPABILITY", (8, 0))

@@ -10,6 +10,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 pytest.importorskip("triton")
 
+from triton.runtime.errors import OutOfResources
+
 from miras.kernels.operators import operator
 
 
@@ -132,3 +134,15 @@ def test_kernels_are_launched_on_the_gpu_of_their_tensors(monkeypatch):
     assert entered == [torch.device("cuda", 1)]
     doubled.run(torch.ones(2))
     assert len(entered) == 1
+
+
+@operator("miras_tests::large")
+def large(x: Tensor) -> list[Tensor]:
+    """A kernel that no GPU has room for."""
+    raise OutOfResources(147456, 101376, "shared memory")
+
+
+def test_what_does_not_fit_a_gpu_is_refused_in_words(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device", lambda place: contextlib.nullcontext())
+    with pytest.raises(ValueError, match=r"one needs 147456 of shared memory, and there is 101376; a smaller chunk_size"):
+        large.run(torch.ones(2).as_subclass(Elsewhere))

@@ -1,6 +1,7 @@
 """One process: what a run leaves, and what ends it."""
 
 import contextlib
+import importlib
 import json
 import math
 import multiprocessing
@@ -137,6 +138,13 @@ def test_a_damaged_record_is_named(run, shared, capsys):
 def test_a_last_line_of_anything_is_cut_off(tmp_path):
     (tmp_path / "metrics.jsonl").write_bytes(b'{"step": 1}\n{"step"\xff\xfe\0')
     assert lines(tmp_path / "metrics.jsonl") == [{"step": 1}]
+    for other in ("[1]", "{}", "3"):
+        (tmp_path / "metrics.jsonl").write_text('{"step": 1}\n' + other)
+        assert lines(tmp_path / "metrics.jsonl") == [{"step": 1}]
+        # what was written after it is not thrown away
+        (tmp_path / "metrics.jsonl").write_text('{"step": 1}\n' + other + '\n{"step": 2}\n')
+        with pytest.raises(ValueError, match=r"metrics.jsonl is damaged in line 2, with whole lines after it"):
+            lines(tmp_path / "metrics.jsonl")
 
 
 # checkpoints
@@ -373,6 +381,25 @@ def test_stretches_of_a_memory_that_are_computed_again_change_nothing(lab, capsy
     assert lab.losses("stretches") == pytest.approx(lab.losses("whole"), abs=1e-5)
     given = ["--model.name", "transformer-tiny", "--engine.recompute", "64"]
     assert "this model has attention alone: leave it out" in error_of(capsys, lab, "attention", *STEPS, *given)
+
+
+def test_a_run_says_what_runs_its_memories_and_takes_what_it_is_told(lab, capsys, monkeypatch):
+    module = importlib.import_module("miras.memorize")
+    taken, run_as = set(), module.run_as
+    monkeypatch.setattr(module, "run_as", lambda how, *rest: taken.add(how) or run_as(how, *rest))
+    short = ["--optim.steps", "2", "--model.heads", "1", "--model.chunk_size", "16"]
+    assert lab.here("auto", *short) == 0
+    assert "\nmemory chunk form, plain PyTorch on cpu\n" in capsys.readouterr().err
+    assert lab.about("auto")["starts"][0]["memories"] == ["chunk form, plain PyTorch on cpu"]
+    assert taken == {"torch"}
+    taken.clear()
+    assert lab.here("fused", *short, "--engine.backend", "triton") == 0
+    assert "\nmemory chunk form, backend triton, as asked for\n" in capsys.readouterr().err
+    assert lab.losses("fused") == pytest.approx(lab.losses("auto"), abs=1e-4) and taken == {"triton"}
+    refused = error_of(capsys, lab, "refused", *short, "--engine.backend", "fla")
+    assert "backend 'fla' cannot run yaad" in refused and "fla is called for matrix memories" in refused
+    given = ["--model.name", "transformer-tiny", "--engine.backend", "triton"]
+    assert "this model has attention alone: backend 'triton' runs memories" in error_of(capsys, lab, "none", *STEPS, *given)
 
 
 def test_isolated_documents_train(lab):

@@ -16,7 +16,10 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
 from transformers.utils import can_return_tuple
 
-from ..nn import Block, Packing
+from .. import checks
+from ..algorithm import NonParametric
+from ..memorize import Backend
+from ..nn import Block, MirasLayer, Packing
 from ..nn.convolution import ShortConvolution, TokenShift
 from ..nn.extras import Extras
 from ..nn.gates import Gate, Ridge
@@ -68,6 +71,21 @@ class MirasPreTrainedModel(PreTrainedModel):
         ``output_loading_info=True`` everything, for whoever looks at what was missing.
         """
         return whole(super().from_pretrained, pretrained_model_name_or_path, model_args, kwargs)
+
+    def memories(self) -> list[MirasLayer]:
+        """The layers that hold a memory, from the first block to the last: all but attention."""
+        layers = [layer for layer in self.modules() if isinstance(layer, MirasLayer)]
+        return [layer for layer in layers if not isinstance(layer.spec.algorithm, NonParametric)]
+
+    def set_backend(self, backend: Backend) -> None:
+        """Let every memory run by a backend of :func:`miras.memorize`; one that is named is used or refused, never replaced."""
+        memories = self.memories()
+        require(
+            bool(memories) or backend in ("auto", "torch"), f"this model has attention alone: backend {backend!r} runs memories"
+        )
+        for layer in memories:
+            checks.how(layer.spec, layer.form, layer.chunk_size, backend, layer.recompute)
+            layer.backend = backend
 
     @classmethod
     def _supports_default_dynamic_cache(cls) -> bool:

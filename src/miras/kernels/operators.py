@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 from torch.nn.parameter import Parameter
+from triton.runtime.errors import OutOfResources
 
 # an argument of an operator: a tensor or none, a list of tensors, or a setting
 Argument: TypeAlias = Tensor | list[Tensor] | int | float | bool | str | None
@@ -54,7 +55,7 @@ class Operator:
 
 
 def _where_its_tensors_are(run: Callable[..., Made]) -> Callable[..., Made]:
-    """A function that launches on the GPU of its tensors: Triton would on the current one."""
+    """A function that launches on the GPU of its tensors, where Triton would on the current one, and says what does not fit there."""
 
     @functools.wraps(run)
     def there(*given: Any) -> Made:
@@ -62,9 +63,20 @@ def _where_its_tensors_are(run: Callable[..., Made]) -> Callable[..., Made]:
         if place.type != "cuda":
             return run(*given)
         with torch.cuda.device(place):
-            return run(*given)
+            try:
+                return run(*given)
+            except OutOfResources as error:
+                raise ValueError(unfitting(error)) from None
 
     return there
+
+
+def unfitting(error: OutOfResources) -> str:
+    """A kernel that asks for more than a multiprocessor has, in words: chunks set how much it is."""
+    return (
+        f"the fused kernels do not fit this GPU: one needs {error.required} of {error.name}, and there is {error.limit}; "
+        "a smaller chunk_size (32 or 16) needs less, backend='torch' none"
+    )
 
 
 def operator(name: str) -> Callable[[Callable[..., Made]], Operator]:

@@ -131,7 +131,8 @@ def work(job: Job, progress: Progress, resume: bool) -> Ending:
     # another run may have begun there while this one read its text
     engine.on_first(lambda: run.check_folder(job.folder, resume))
     if engine.first:
-        run.begin(job.folder, config, job.corpus, job.parameters, engine.about(job.model))
+        about = engine.about(job.model) | {"memories": engine.ways(job.language_model)}
+        run.begin(job.folder, config, job.corpus, job.parameters, about)
         metrics = Metrics(job.folder / "metrics.jsonl")
         metrics.cut(place.step)
     options = {f"{section}.{key}": value for section, keys in to_dict(config).items() for key, value in keys.items()}
@@ -145,7 +146,7 @@ def work(job: Job, progress: Progress, resume: bool) -> Ending:
 
 
 def introduce(job: Job, progress: Progress) -> None:
-    """What is about to happen, in three lines."""
+    """What is about to happen, in a few lines."""
     config, engine, corpus = job.config, job.engine, job.corpus
     for warning in corpus.warnings:
         progress.say(f"warning: {warning}")
@@ -154,6 +155,8 @@ def introduce(job: Job, progress: Progress) -> None:
         f"model  {config.model.name}, {job.parameters:,} parameters, {config.steps} steps of {config.data.batch} x "
         f"{config.data.length} tokens on {engine.processes} x {engine.device.type}"
     )
+    for way in engine.ways(job.language_model):
+        progress.say(f"memory {way}")
     progress.say(f"run    {job.folder}")
 
 

@@ -101,6 +101,9 @@ class EngineConfig:
     graph: bool = option(False, "record a micro-batch's work once and replay it: no launches to wait for, on one GPU")
     checkpointing: bool = option(False, "compute activations again in the backward pass, rather than keep them")
     recompute: int | None = option(None, "tokens of a memory between states that are kept: what lies between is computed again")
+    backend: Literal["auto", "torch", "triton", "fla"] = option(
+        "auto", "what runs the memories, as in miras.memorize: one that is named is used or refused"
+    )
     tf32: bool = option(False, "let a GPU multiply float32 in TF32, which shortens mantissas to 10 bits")
     threads: int | None = option(None, "CPU threads of a process; none: torch's choice")
 

@@ -19,8 +19,8 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import MixedPrecisionPolicy
 from torch.distributed.tensor import DTensor
 
-from ..algorithm import NonParametric
-from ..nn import MirasLayer
+from ..explanation import explain
+from ..hf import MirasForCausalLM
 from ..types import require
 from .config import EngineConfig
 from .models import Objective
@@ -72,6 +72,8 @@ class Engine:
             model.model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         if self.config.recompute is not None:
             kept_in_stretches(model, self.config.recompute)
+        if self.config.backend != "auto":
+            model.model.set_backend(self.config.backend)
         if self.config.compile:
             for block in model.model.model.layers:
                 block.compile()
@@ -89,6 +91,16 @@ class Engine:
             "threads": torch.get_num_threads(),
             "sharded_parameters": sharded,
         }
+
+    def ways(self, model: MirasForCausalLM) -> list[str]:
+        """By what each kind of memory will run here, and why."""
+        dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(self.accelerator.mixed_precision, torch.float32)
+        named = self.config.backend
+        found = []
+        for layer in model.memories():
+            way = explain(layer.spec, self.device, dtype=dtype, channels=layer.keys, chunk_size=layer.chunk_size)
+            found.append(f"{way.form} form, {way.where if named == 'auto' else f'backend {named}, as asked for'}")
+        return list(dict.fromkeys(found))
 
     def hold(self, model: nn.Module, last: bool) -> AbstractContextManager[Any]:
         """Gradients are summed over the processes after the last micro-batch alone."""
@@ -138,10 +150,9 @@ class Engine:
         return float(psutil.Process().memory_info().rss) / 1e9
 
 
-def kept_in_stretches(model: nn.Module, tokens: int) -> None:
+def kept_in_stretches(model: Objective, tokens: int) -> None:
     """Let every memory keep a state after so many tokens and no more, and compute the rest again in the backward pass."""
-    layers = [layer for layer in model.modules() if isinstance(layer, MirasLayer)]
-    memories = [layer for layer in layers if not isinstance(layer.spec.algorithm, NonParametric)]
+    memories = model.model.memories()
     require(bool(memories), "engine.recompute keeps states of memories, and this model has attention alone: leave it out")
     for layer in memories:
         layer.recompute = tokens

@@ -32,13 +32,25 @@ class Metrics:
 
 
 def lines(path: Path) -> list[Line]:
-    """The lines of a file of metrics, but for one that was not finished."""
+    """The lines of a file of metrics, but for one that was not finished; a :class:`ValueError` where whole ones follow it."""
     if not path.exists():
         return []
     found: list[Line] = []
-    for text in path.read_text(encoding="utf-8", errors="replace").splitlines():
-        try:
-            found.append(json.loads(text))
-        except json.JSONDecodeError:
-            break
+    broken: int | None = None
+    for number, text in enumerate(path.read_text(encoding="utf-8", errors="replace").splitlines(), 1):
+        line = _parsed(text)
+        if line is None:
+            broken = broken or number
+        elif broken is None:
+            found.append(line)
+        else:
+            raise ValueError(f"{path} is damaged in line {broken}, with whole lines after it: mend that line or remove it")
     return found
+
+
+def _parsed(text: str) -> Line | None:
+    try:
+        line = json.loads(text)
+    except json.JSONDecodeError:
+        return None
+    return line if isinstance(line, dict) and "step" in line else None
