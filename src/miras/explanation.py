@@ -92,7 +92,12 @@ def explain_deep(spec: Spec, asked: Asked) -> tuple[Backend, str]:
     where = "fused kernels"
     where += " for 48, 64, 96 or 128 channels a head, plain PyTorch otherwise" if asked.channels is None else ""
     where += " (plain PyTorch for a channel-wise mu or log_alpha)" if "mu" in {gate.name for gate in spec.gates} else ""
-    where = f"plain PyTorch on {device.type}, since {refused}" if refused else where
+    if refused:
+        where = f"plain PyTorch on {device.type}, since {refused}"
+    else:
+        from .kernels.proven import untried
+
+        where += f"; {said}" if (said := untried(device)) else ""
     if asked.gradients or find_spec("triton") is None:
         return backend, where
     from .kernels import decode

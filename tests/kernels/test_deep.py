@@ -302,7 +302,10 @@ def test_a_gpu_that_nobody_compared_them_on_gets_them_by_name_alone(monkeypatch)
     assert "not on compute capability 8.0" in explain(spec, gpu).reason and explain(spec, gpu).backend == "torch"
     assert kernels_refuse(spec, gpu, torch.bfloat16, 64, 64, named=True) is None
     monkeypatch.setattr(launch, "CAPABILITY", (9, 0))
-    assert explain(spec, gpu).backend == "triton"
+    monkeypatch.setattr(launch, "RESIDENT", True)
+    assert explain(spec, gpu).backend == "triton" and "compared" not in explain(spec, gpu).where
+    monkeypatch.setattr(launch, "RESIDENT", False)
+    assert explain(spec, gpu).backend == "triton" and "under Triton 3.6, not under" in explain(spec, gpu).where
 
 
 @pytest.mark.parametrize("name", CARRIED)

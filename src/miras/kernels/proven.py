@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+import triton
 
 from . import launch
 from .launch import DOTS, INTERPRETED
@@ -37,6 +38,16 @@ def elsewhere(device: torch.device) -> str | None:
     return (
         f"the kernels were compared with float64 on Hopper alone, not on compute capability {major}.{minor}: backend='triton' asks for "
         "them, and benchmarks/kernel_numerics.py compares them"
+    )
+
+
+def untried(device: torch.device) -> str | None:
+    """What is said of a GPU that kernels were compared on with another Triton, or None where that is the same or nobody asks."""
+    if device.type != "cuda" or launch.CAPABILITY != launch.HOPPER or launch.RESIDENT:
+        return None
+    return (
+        f"those in plain Triton, which were compared with float64 under Triton 3.6, not under {triton.__version__}: "
+        "benchmarks/kernel_numerics.py compares them"
     )
 
 
