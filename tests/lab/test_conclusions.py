@@ -2,11 +2,13 @@
 
 import importlib.util
 import json
+import random
 from pathlib import Path
 
 import pytest
 
-from miras.lab.conclusions import BITS, PERCENT, Claim, Evidence, Finding, against, deviation, favourite, page, pages, pairwise
+from miras.lab.conclusions import Claim, Evidence, page, pages
+from miras.lab.verdicts import BITS, PERCENT, Finding, Noise, against, chance, favourite, pairwise, pooled, quantile
 
 ROOT = Path(__file__).resolve().parents[2]
 OTHERS = {"gla": [1.4], "deltanet": [1.3]}
@@ -25,7 +27,8 @@ def command():
     ("ours", "verdict"),
     [
         ({"yaad": [1.2], "moneta": [1.25]}, "holds here"),
-        ({"yaad": [1.2], "moneta": [1.35]}, "holds in part"),
+        ({"yaad": [1.2], "moneta": [1.35]}, "mixed"),
+        ({"yaad": [1.2], "moneta": [1.3]}, "holds in part"),
         ({"yaad": [1.3], "moneta": [1.35]}, "does not hold here"),
         ({"yaad": [1.2996], "moneta": [1.35]}, "does not hold here"),  # level, as far as three digits tell
         ({"yaad": [1.2996], "moneta": [1.3]}, "not told apart"),
@@ -47,14 +50,36 @@ def test_a_baseline_that_was_not_run_leaves_a_claim_open():
 
 def test_a_distance_within_that_of_the_seeds_is_none():
     noisy = {"yaad": [1.24, 1.30]}
-    assert deviation(OTHERS) is None and deviation(noisy, OTHERS) == pytest.approx(0.06 / 2**0.5)
-    assert deviation(noisy, {"gla": [1.4, 1.4]}) == pytest.approx(0.03)
-    # twice sqrt(1/2 + 1) times the seeds' deviation: 0.104 here, 0.035 there
-    assert against(noisy, OTHERS, ["yaad"], ["gla", "deltanet"], BITS).verdict == "not told apart"
-    assert against({"yaad": [1.36, 1.42]}, OTHERS, ["yaad"], ["gla", "deltanet"], BITS).verdict == "not told apart"
-    assert against({"yaad": [1.46, 1.52]}, OTHERS, ["yaad"], ["gla", "deltanet"], BITS).verdict == "does not hold here"
-    found = against({"yaad": [1.20, 1.22]}, OTHERS, ["yaad"], ["gla", "deltanet"], BITS)
-    assert str(found) == "holds here" and str(against({"yaad": [1.2]}, OTHERS, ["yaad"], [], BITS)) == "holds here, one seed"
+    assert pooled(OTHERS) is None
+    assert pooled(noisy, OTHERS) == pytest.approx((0.06 / 2**0.5, 1)) and pooled(noisy, {"gla": [1.4] * 3}).freedom == 3
+    known = Noise(0.02, 5)
+    # 2.57 * 0.02 * sqrt(1/2 + 1)
+    assert known.margin(2, 1) == pytest.approx(0.06297, abs=1e-5)
+    judged = lambda first, second: against({"yaad": [first, second]}, OTHERS, ["yaad"], ["gla", "deltanet"], BITS, known)  # noqa: E731
+    assert judged(1.24, 1.30).verdict == "not told apart" and judged(1.31, 1.37).verdict == "not told apart"
+    assert judged(1.46, 1.52).verdict == "does not hold here" and judged(1.20, 1.22).verdict == "holds here"
+    assert "A distance counts from 0.063: seeds of one model have a standard deviation of 0.020 (5 deg" in judged(1.2, 1.2).said
+    # two seeds of one model say little: 12.7 * 0.042 * sqrt(3/2)
+    assert against(noisy, OTHERS, ["yaad"], [], BITS).verdict == "not told apart"
+    assert str(against({"yaad": [1.2]}, OTHERS, ["yaad"], [], BITS)) == "holds here, one seed"
+
+
+def test_students_distribution_and_the_sign_test():
+    stats = pytest.importorskip("scipy.stats")
+    for freedom in (1, 2, 3, 7, 40):
+        assert quantile(freedom) == pytest.approx(stats.t.ppf(0.975, freedom), abs=1e-6)
+    for wins, losses in ((4, 0), (5, 1), (1, 6), (3, 3), (0, 0)):
+        exact = stats.binomtest(wins, wins + losses).pvalue if wins + losses else 1.0
+        assert chance(wins, losses) == pytest.approx(exact)
+
+
+def test_of_models_alike_one_in_twenty_is_called_ahead_or_behind():
+    draw, called = random.Random(0), 0
+    for _ in range(2000):
+        models = {str(number): [draw.gauss(1, 0.01) for _ in range(2)] for number in range(5)}
+        one, other = ([draw.gauss(1, 0.01)] for _ in range(2))
+        called += abs(one[0] - other[0]) > pooled(models).margin(1, 1)
+    assert called / 2000 == pytest.approx(0.05, abs=0.015)
 
 
 def test_more_is_better_in_percent():
@@ -66,7 +91,8 @@ def test_pairs():
     pairs = {"yaad-h": "yaad", "moneta-h": "moneta"}
     plain = {"yaad": [1.3], "moneta": [1.4]}
     assert pairwise({"yaad-h": [1.2], "moneta-h": [1.3]}, plain, pairs, BITS).verdict == "holds here"
-    assert pairwise({"yaad-h": [1.2], "moneta-h": [1.5]}, plain, pairs, BITS).verdict == "holds in part"
+    assert pairwise({"yaad-h": [1.2], "moneta-h": [1.5]}, plain, pairs, BITS).verdict == "mixed"
+    assert pairwise({"yaad-h": [1.2], "moneta-h": [1.4]}, plain, pairs, BITS).verdict == "holds in part"
     found = pairwise({"yaad-h": [1.2]}, plain, pairs, BITS)
     assert found.verdict == "open" and "moneta-h not run" in found.said
     assert pairwise({}, plain, pairs, BITS) == Finding("open", "Not run yet.")
@@ -92,7 +118,7 @@ def test_the_main_claim_by_results(command, tmp_path):
     bits = dict.fromkeys((*command.BASELINES, "titans_lmm"), 1.3)
     evidence = made_up(command, tmp_path, bits | {"yaad": 1.2, "moneta": 1.31, "memora": 1.29})
     found = claim.judge(evidence)
-    assert found.verdict == "holds in part" and "moneta 1.310 (0.010 behind)" in found.said
+    assert found.verdict == "mixed" and "moneta 1.310 (0.010 behind)" in found.said
 
 
 def test_runs_that_were_thrown_off_are_counted_at_equal_rates(command, tmp_path):
@@ -110,11 +136,22 @@ def test_runs_that_were_thrown_off_are_counted_at_equal_rates(command, tmp_path)
     ]  # fmt: skip
     (tmp_path / "enwik8_steps" / "results.jsonl").write_text("".join(json.dumps(one) + "\n" for one in lines))
     found = command.shared_steps(evidence)
-    assert found.verdict == "holds here"
+    assert found.verdict == "not told apart"
     assert found.said.startswith(
         "Of 2 pairs of runs of one model, rate and length, 2 were thrown off with each token's own step, 0"
     )
-    assert found.said.endswith("of 1 shared ones without a counterpart 1.")
+    assert (
+        "In 2 pairs only the own steps were thrown off, in 0 only the shared ones: chance alone is as one-sided 50"
+        in found.said
+    )
+    assert found.said.endswith("Of 1 shared ones without a counterpart 1 were thrown off.")
+    more = [
+        line(name, rate, share, None if share == 0.0 else 2.0)
+        for rate in (3e-3, 4e-3)
+        for name, share in (("yaad", 0.0), ("yaad-shared", 2.0), ("memora", 0.0), ("memora-shared", 2.0))
+    ]
+    (tmp_path / "enwik8_steps" / "results.jsonl").write_text("".join(json.dumps(one) + "\n" for one in lines + more))
+    assert command.shared_steps(Evidence(tmp_path)).verdict == "holds here"
 
 
 def test_a_combination_is_chosen_by_validation(command, tmp_path):
@@ -128,9 +165,16 @@ def test_a_combination_is_chosen_by_validation(command, tmp_path):
         for name, (own, test) in bits.items()
     ]  # fmt: skip
     (folder / "results.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    found = command.off_the_map(Evidence(tmp_path), "small/main")
+    found = command.off_the_map(Evidence(tmp_path), ["yaad"], "small/main")
     assert str(found) == "does not hold here, one seed"
+    assert found.said.startswith("Chosen of 2 that were run, and judged by the seed that it was chosen by.")
     assert "Best of the others: ttt_linear 2.300 bits/byte. elastic-net 2.350 (0.050 behind)" in found.said
+    again = lines[2] | {"run": "again", "seed": 1, "reads": [{"read": command.TEST, "bits_per_byte": 2.2}]}
+    (folder / "results.jsonl").write_text("".join(json.dumps(line) + "\n" for line in [*lines, again]))
+    found = command.off_the_map(Evidence(tmp_path), ["yaad"], "small/main")
+    # its own two seeds are all that tells of noise
+    assert found.verdict == "not told apart" and "judged by another seed" in found.said and "elastic-net 2.200" in found.said
+    assert command.off_the_map(Evidence(tmp_path), ["yaad", "gla"], "small/main").verdict == "open"
 
 
 def test_small_models_are_judged_by_themselves(command, tmp_path):
@@ -152,14 +196,15 @@ def test_small_models_are_judged_by_themselves(command, tmp_path):
 def test_the_paragraph_of_a_claim_says_both(tmp_path):
     judges = {"judge": lambda found: Finding("open", "Not run yet."), "small": lambda found: Finding("holds here", "1 < 2.")}
     text = page([Claim(text="It works", by="us", page="large", **judges)], Evidence(tmp_path), tmp_path, "python it.py")
-    assert "| **open** | holds here |" in text and "open. Not run yet. Small: holds here. 1 < 2." in text
+    assert "| open | **holds here** |" in text
+    assert "- 30M on a GPU: open. Not run yet.\n- 0.6M on a processor: holds here. 1 < 2." in text
 
 
 def test_a_page_names_claims_verdicts_and_pages(tmp_path):
     (tmp_path / "enwik8.md").write_text("# Enwik8\n\nMade by `python experiments/report.py enwik8`.\n")
     claims = [Claim(text="It works", by="us", page="enwik8", judge=lambda evidence: Finding("open", "Not run yet."))]
     text = page(claims, Evidence(tmp_path), tmp_path, "python it.py")
-    assert "| 1 | It works | us | **open** | - |" in text and "All of it: [enwik8](enwik8.md)" in text
+    assert "| 1 | It works | us | open | - |" in text and "All of it: [enwik8](enwik8.md)" in text
     assert pages(tmp_path) == ["[Enwik8](enwik8.md): `python experiments/report.py enwik8`"]
 
 
@@ -174,9 +219,30 @@ def test_the_readmes_table_is_what_the_kept_results_say(command):
     assert text == command.with_overview(text, Evidence(ROOT / "experiments")), "run python experiments/conclusions.py"
 
 
-def test_seeds_of_models_beside_tell_where_the_compared_have_one():
-    figures, beside = {"a": [1.000], "b": [1.003]}, {"main: c": [1.0, 1.01], "main: d": [2.0, 2.01]}
-    assert str(favourite(figures, "a", ["b"], BITS)) == "holds here, one seed"
-    found = favourite(figures, "a", ["b"], BITS, beside)
-    assert str(found) == "not told apart, one seed" and "other stages have a standard deviation of 0.007" in found.said
-    assert str(favourite({"a": [1.0], "b": [1.1]}, "a", ["b"], BITS, beside)) == "holds here, one seed"
+def test_noise_is_that_of_a_whole_experiment(command):
+    """Also where the models that are compared have one seed each."""
+    evidence = Evidence(ROOT / "experiments")
+    noise = evidence.noise_of("small/main", command.TEST)
+    assert noise.freedom >= 5 and 0.002 < noise.deviation < 0.02
+    assert not command.parts_of_yaad(evidence, "yaad", "small/main", "small/yaad").weak
+
+
+def test_who_loses_least_has_not_gained(command, tmp_path):
+    folder = tmp_path / "small"
+    folder.mkdir()
+    (folder / "plan.yaml").write_text((ROOT / "experiments" / "small" / "plan.yaml").read_text())
+    figures = {"transformer": 3.0, "gated_deltanet": 2.5, "yaad": 2.3, "moneta": 2.3, "memora": 2.3}
+
+    def line(stage, name, bits, variant=""):
+        return {"run": f"{stage}-{name}", "stage": stage, "model": name, "variant": variant, "status": "finished",
+                "reads": [{"read": command.TEST, "bits_per_byte": bits}]}  # fmt: skip
+
+    for longer, verdict in ((1.1, "does not hold here"), (0.9, "holds here")):
+        lines = [line("main", name, bits) for name, bits in figures.items()]
+        lines += [
+            line("lengths", name, bits * longer * (1.05 if name in ("transformer", "gated_deltanet") else 1), "4k")
+            for name, bits in figures.items()
+        ]
+        (folder / "results.jsonl").write_text("".join(json.dumps(one) + "\n" for one in lines))
+        found = command.context(Evidence(tmp_path), "small/main", "small/lengths", "4k")
+        assert found.verdict == verdict and found.said.startswith("Nobody gains") == (longer > 1)

@@ -6,13 +6,11 @@ open, whatever the rest says.
 
 from __future__ import annotations
 
-import math
 import re
 import statistics
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, NamedTuple
 
 from ..train.metrics import Line
 from . import results
@@ -21,46 +19,9 @@ from .plan_file import load
 from .questions import mean_of
 from .summary import Section, sections
 from .tables import Table, markdown
+from .verdicts import Finding, Noise, pooled
 
-Verdict = Literal["holds here", "holds in part", "not told apart", "does not hold here", "open"]
-# one number a seed, by model
-Figures = Mapping[str, Sequence[float]]
-
-
-class Finding(NamedTuple):
-    """A verdict, and what it rests on in words; ``weak`` where no model has two seeds, so that chance may have decided."""
-
-    verdict: Verdict
-    said: str
-    weak: bool = False
-
-    def __str__(self) -> str:
-        return f"{self.verdict}, one seed" if self.weak and self.verdict != "open" else self.verdict
-
-
-class Measure(NamedTuple):
-    """How figures are told: their unit and digits, and whether more is better."""
-
-    unit: str
-    digits: int
-    more: bool = False
-
-    def told(self, values: Sequence[float]) -> str:
-        """A mean."""
-        return f"{statistics.fmean(values):.{self.digits}f}"
-
-    def gain(self, values: Sequence[float], other: Sequence[float]) -> float:
-        """By how much the first are better, as far as the digits tell."""
-        ahead = statistics.fmean(values) - statistics.fmean(other)
-        return round(ahead if self.more else -ahead, self.digits)
-
-    def best(self, figures: Figures) -> str:
-        """The model with the best mean."""
-        return (max if self.more else min)(figures, key=lambda name: statistics.fmean(figures[name]))
-
-
-BITS, PERCENT, RATIO = Measure("bits/byte", 3), Measure("%", 1, more=True), Measure("times", 3, more=True)
-PERPLEXITY = Measure("perplexity", 2)
+Value = Callable[[Line], float | None]
 
 
 class Evidence:
@@ -83,12 +44,15 @@ class Evidence:
             self.found[experiment] = results.rows(self.folder / experiment / "results.jsonl")
         return self.found[experiment]
 
-    def figures(self, place: str, value: Callable[[Line], float | None], models: Iterable[str] = ()) -> dict[str, list[float]]:
-        """A value of the finished runs of ``experiment/stage``, by model (and variant); of some models, or of all."""
+    def figures(
+        self, place: str, value: Value, models: Iterable[str] = (), seeds: Callable[[int], bool] = lambda seed: True
+    ) -> dict[str, list[float]]:
+        """A value of the finished runs of ``experiment/stage``, by model (and variant); of some models and seeds, or of all."""
         experiment, _, stage = place.partition("/")
         found: dict[str, list[float]] = {}
         for row in results.latest(self.rows(experiment)).values():
-            if row["stage"] == stage and row["status"] == "finished" and (not models or row["model"] in models):
+            wanted = (not models or row["model"] in models) and seeds(row.get("seed", 0))
+            if row["stage"] == stage and row["status"] == "finished" and wanted:
                 number = value(row)
                 if number is not None:
                     found.setdefault(", ".join(filter(None, (row["model"], row["variant"]))), []).append(number)
@@ -106,26 +70,39 @@ class Evidence:
         """What an experiment's texts are measured in."""
         return unit_of(load(self.folder / place.partition("/")[0]))
 
-    def read(self, place: str, name: str, models: Iterable[str] = ()) -> dict[str, list[float]]:
+    def read(
+        self, place: str, name: str, models: Iterable[str] = (), seeds: Callable[[int], bool] = lambda seed: True
+    ) -> dict[str, list[float]]:
         """How well a text was predicted, in the unit of the experiment."""
-        unit = self.unit(place)
-        return self.figures(place, lambda row: (read_of(row, name) or {}).get(unit), models)
-
-    def beside(self, experiment: str, name: str) -> dict[str, list[float]]:
-        """How well a text was predicted in every stage of an experiment: what its seeds say of each other."""
-        stages = dict.fromkeys(row["stage"] for row in self.rows(experiment))
-        each = {stage: self.read(f"{experiment}/{stage}", name) for stage in stages}
-        return {f"{stage}: {model}": own for stage, found in each.items() for model, own in found.items()}
+        return self.figures(place, self.reading(place, name), models, seeds)
 
     def far(self, place: str, name: str, models: Iterable[str] = ()) -> dict[str, list[float]]:
         """How well the last stretch of long windows was predicted."""
+        return self.figures(place, self.last(place, name), models)
+
+    def reading(self, place: str, name: str) -> Value:
+        """What a run has of :meth:`read`."""
+        unit = self.unit(place)
+        return lambda row: (read_of(row, name) or {}).get(unit)
+
+    def last(self, place: str, name: str) -> Value:
+        """What a run has of :meth:`far`."""
         unit = self.unit(place)
 
-        def last(row: Line) -> float | None:
+        def value(row: Line) -> float | None:
             read = read_of(row, name)
             return None if read is None else read["places"][-1][unit]
 
-        return self.figures(place, last, models)
+        return value
+
+    def noise(self, experiment: str, value: Value) -> Noise | None:
+        """How far seeds of one model lie apart in a value, over all stages of an experiment."""
+        stages = dict.fromkeys(row["stage"] for row in self.rows(experiment))
+        return pooled(*(self.figures(f"{experiment}/{stage}", value) for stage in stages))
+
+    def noise_of(self, place: str, name: str) -> Noise | None:
+        """That of :meth:`read`."""
+        return self.noise(place.partition("/")[0], self.reading(place, name))
 
     def task(self, name: str, reading: str, small: bool) -> dict[str, list[float]]:
         """What models scored at a task of the laboratory as they were trained for it, in percent; tasks of one name together.
@@ -144,100 +121,6 @@ class Evidence:
         return found
 
 
-class Gain(NamedTuple):
-    """By how much a model is better than another, and what seeds alone could make of the distance of two means."""
-
-    by: float
-    margin: float
-
-
-def deviation(*every: Figures) -> float | None:
-    """The standard deviation of a model's seeds, over all models together; None where no model has two."""
-    several = [own for figures in every for own in figures.values() if len(own) > 1]
-    if not several:
-        return None
-    squares = sum(sum((value - statistics.fmean(own)) ** 2 for value in own) for own in several)
-    return math.sqrt(squares / sum(len(own) - 1 for own in several))
-
-
-def gain_of(own: Sequence[float], other: Sequence[float], measure: Measure, noise: float | None) -> Gain:
-    """The distance of two means, and twice its standard error, 0 where nothing tells that."""
-    return Gain(measure.gain(own, other), 2 * (noise or 0.0) * math.sqrt(1 / len(own) + 1 / len(other)))
-
-
-def seeds(noise: float | None, own: bool = True) -> str:
-    """How far seeds lie apart, in words: those of the models that are compared, or of others beside them."""
-    if noise is None:
-        return "One seed each."
-    of = "Seeds of one model" if own else "One seed each; seeds of one model of other stages"
-    return f"{of} have a standard deviation of {noise:.3f}."
-
-
-def compared(gains: Mapping[str, Gain | None]) -> Verdict:
-    """A verdict on models that should be ahead, by how much they are; None for one that was not run."""
-    run = [gain for gain in gains.values() if gain is not None]
-    if not run or len(run) < len(gains):
-        return "open"
-    ahead = [gain for gain in run if gain.by > gain.margin]
-    if ahead:
-        return "holds here" if len(ahead) == len(run) else "holds in part"
-    behind = any(gain.by < -gain.margin for gain in run)
-    return "does not hold here" if behind else "not told apart"
-
-
-def against(ours: Figures, others: Figures, wanted: Sequence[str], needed: Sequence[str], measure: Measure) -> Finding:
-    """Whether each of the wanted is better than the best of the others, of which all that are needed must have been run."""
-    missing = [name for name in needed if name not in others]
-    if not others or not ours:
-        return Finding("open", "Not run yet.")
-    best, noise = measure.best(others), deviation(ours, others)
-    gains = {name: gain_of(ours[name], others[best], measure, noise) if name in ours else None for name in wanted}
-    said = [
-        f"{name} not run" if gain is None else f"{name} {measure.told(ours[name])} ({ahead(gain.by, measure)})"
-        for name, gain in gains.items()
-    ]
-    words = f"Best of the others: {best} {measure.told(others[best])} {measure.unit}. {', '.join(said)}. {seeds(noise)}"
-    if missing:
-        return Finding("open", f"{words} Not run: {', '.join(missing)}.")
-    return Finding(compared(gains), words, weak=noise is None)
-
-
-def ahead(gain: float, measure: Measure) -> str:
-    """A distance in words."""
-    return "level" if gain == 0 else f"{abs(gain):.{measure.digits}f} {'ahead' if gain > 0 else 'behind'}"
-
-
-def pairwise(better: Figures, worse: Figures, pairs: Mapping[str, str], measure: Measure) -> Finding:
-    """Whether each first model is better than its second."""
-    if not any(one in better and other in worse for one, other in pairs.items()):
-        return Finding("open", "Not run yet.")
-    own = ({one: better[one] for one in pairs if one in better}, {two: worse[two] for two in pairs.values() if two in worse})
-    noise = deviation(*own)
-    gains = {
-        one: gain_of(better[one], worse[other], measure, noise) if one in better and other in worse else None
-        for one, other in pairs.items()
-    }
-    said = [
-        f"{one} not run"
-        if gain is None
-        else f"{one} {measure.told(better[one])} for {pairs[one]} {measure.told(worse[pairs[one]])}"
-        for one, gain in gains.items()
-    ]
-    return Finding(compared(gains), f"{', '.join(said)} ({measure.unit}). {seeds(noise)}", weak=noise is None)
-
-
-def favourite(figures: Figures, name: str, rivals: Sequence[str], measure: Measure, beside: Figures | None = None) -> Finding:
-    """Whether one model is better than each of its rivals; ``beside`` tells of seeds where all of these have one."""
-    if name not in figures or not any(rival in figures for rival in rivals):
-        return Finding("open", "Not run yet.")
-    own = deviation({one: figures[one] for one in (name, *rivals) if one in figures})
-    noise = deviation(beside or {}) if own is None else own
-    gains = {rival: gain_of(figures[name], figures[rival], measure, noise) if rival in figures else None for rival in rivals}
-    said = [f"{rival} not run" if gain is None else f"{rival} {measure.told(figures[rival])}" for rival, gain in gains.items()]
-    words = f"{name} {measure.told(figures[name])}; {', '.join(said)} ({measure.unit}). {seeds(noise, own is not None)}"
-    return Finding(compared(gains), words, weak=own is None)
-
-
 def found_needles(row: Line) -> float | None:
     """The share of all needles that were found, in percent, over kinds and lengths."""
     read = read_of(row, "needles")
@@ -247,17 +130,24 @@ def found_needles(row: Line) -> float | None:
     return 100 * statistics.fmean(mean_of(read, *kind) for kind in kinds)
 
 
-RULE = """\
-Made by `{command}` from the files of results; do not edit. Each verdict is a rule applied to numbers. One model is *ahead* of
-another where its mean is better by more than twice the standard error of their distance, which is taken from how far seeds of
-one model lie apart, over all that are compared. Where none of them has two seeds, variants of one model are judged by the
-seeds of the experiment's other models; elsewhere any distance counts. Such a verdict says "one seed" and is weak. A claim
-about several models *holds here* where all of them are ahead, *in part* where some are; where none is, it *does not hold here*
-if one is behind by as much, and else they are *not told apart*. It is *open* until everything that it names has been run.
-Verdicts are of models of 4 to 30 million parameters (0.5 in the laboratory) that read 50 to 150 million tokens on a GPU
-([rules](../experiments.md)); *small* ones have 0.6 million (0.2 in the laboratory) and read 2 million (8 where it is said) on
-a processor. The paper's have 340 million and more and read 15 billion and more. So a claim that does not hold here may hold
-there, and small models say what to look for, not what is so."""
+RULE = r"""
+Made by `COMMAND` from the files of results; do not edit. Each verdict is a rule applied to numbers:
+
+- *Noise* is the standard deviation between seeds of one model, pooled over all models of the experiment that have two.
+- A model is *ahead* of another where its mean is better by more than $t \cdot$ noise $\cdot \sqrt{1/n_1 + 1/n_2}$, with $n_1$
+  and $n_2$ seeds and $t$ the 97.5 % point of Student's distribution: of two models that are alike, one is called ahead one time
+  in twenty. Where no model of an experiment has two seeds, any distance counts, and the verdict says "one seed": read it as a
+  hint.
+- A claim *holds here* where every comparison that it names is ahead. It holds *in part* where some are and none is behind, is
+  *mixed* where some are ahead and some behind, *does not hold here* where none is ahead and some are behind, and is *not told
+  apart* where none is either. It is *open* until all that it names was run.
+- There are many comparisons, so a few of these verdicts will be chance.
+
+The models on a GPU have 4 to 30 million parameters (0.5 in the laboratory) and read 50 to 150 million tokens
+([rules](../experiments.md)), those on a processor have 0.6 million (0.2 in the laboratory) and read 2 million bytes (8 where it
+is said). The paper's have 340 million and more and read 15 billion tokens and more. So a claim that does not hold here may hold
+there; the small models say what to look for. "Baselines" are the Transformer, GLA, DeltaNet, Gated DeltaNet and TTT-Linear, and
+beside memories with shared steps Titans.""".strip()
 
 
 Judge = Callable[[Evidence], Finding]
@@ -283,14 +173,20 @@ def page(claims: Sequence[Claim], evidence: Evidence, docs: Path, command: str) 
     rows, told = [], []
     for number, claim in enumerate(claims, 1):
         finding, small = claim.judge(evidence), claim.small and claim.small(evidence)
-        said = [f"**{number}. {claim.text}** ({claim.by}): {told_of(finding, claim.page, docs)}"]
-        said += [f"Small: {told_of(small, claim.small_page, docs)}"] if small else []
-        rows.append([str(number), claim.text, claim.by, f"**{finding}**", str(small) if small else "-"])
-        told.append(" ".join(said))
-    table = Table(["", "claim", "by", "verdict", "small"], {"": rows})
-    lines = ["# What the evidence says", RULE.format(command=command), markdown(table), *told]
+        said = [f"**{number}. {claim.text}** ({claim.by})", ""]
+        said.append(f"- 30M on a GPU: {told_of(finding, claim.page, docs)}")
+        said += [f"- 0.6M on a processor: {told_of(small, claim.small_page, docs)}"] if small else []
+        rows.append([str(number), claim.text, claim.by, marked(finding), marked(small) if small else "-"])
+        told.append("\n".join(said))
+    table = Table(["", "claim", "by", "30M on a GPU", "0.6M on a processor"], {"": rows})
+    lines = ["# What the evidence says", RULE.replace("COMMAND", command), markdown(table), *told]
     lines += ["## Pages", "\n".join(f"- {line}" for line in pages(docs))]
     return "\n\n".join(lines) + "\n"
+
+
+def marked(finding: Finding) -> str:
+    """A verdict, in bold where there is one."""
+    return str(finding) if finding.verdict == "open" else f"**{finding}**"
 
 
 def told_of(finding: Finding, page: str, docs: Path) -> str:
