@@ -186,7 +186,7 @@ def test_explain_refuses_a_name():
         (lambda: bias.Lp(p="3"), "Lp's p is a number, got '3'"),
         (lambda: Spec.from_dict(presets.yaad().to_dict() | {"bias": None}), "a bias is read from a dictionary .* got None"),
         (lambda: dataclasses.replace(presets.yaad(), bias=Undecorated()), "Undecorated must be a dataclass"),
-        (lambda: presets.get("jaad"), "unknown preset 'jaad': known are retnet, transformer"),
+        (lambda: presets.get("jaad"), "unknown preset 'jaad', did you mean yaad. Known are retnet, transformer"),
         (lambda: Spec.from_dict({"memory": {"name": "Matrix"}}), "a Spec needs algorithm, bias, retention as well"),
         (lambda: Spec.from_dict(presets.yaad().to_dict() | {"depth": 3}), "a Spec has no depth"),
         (

@@ -64,7 +64,9 @@ def import_own(modules: list[str]) -> None:
         try:
             importlib.import_module(name)
         except ImportError as error:
-            raise ValueError(f"--import {name}: {error}") from error
+            module = name.removesuffix(".py")
+            said = str(error) if module == name else f"it takes a module's name, not a file's: --import {module}"
+            raise ValueError(f"--import {name}: {said}") from error
 
 
 def parser() -> Parser:

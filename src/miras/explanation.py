@@ -84,6 +84,20 @@ def explain(
     return Explanation(form="chunk", backend=backend, exact=exact, reason=f"{REASONS[kind]}; {where}", where=where)
 
 
+def refusal(spec: Spec, backend: Backend, asked: Asked) -> str | None:
+    """Why a backend that is named cannot run the calls asked about, or None where it can."""
+    if backend == "triton":
+        dtype, channels = asked.dtype or torch.bfloat16, asked.channels or 64
+        return kernels_refuse(spec, asked.device, dtype, channels, asked.chunk_size, named=True)
+    if backend == "fla":
+        from .kernels import matrix_fla
+
+        width = asked.channels or matrix_fla.WIDE
+        dtype = asked.dtype or torch.bfloat16
+        return matrix_fla.why_not(spec, matrix_fla.Call(asked.device, dtype, (width, width), None, asked.gradients, named=True))
+    return None
+
+
 def explain_deep(spec: Spec, asked: Asked) -> tuple[Backend, str]:
     """What a GPU does with a deep memory, and why."""
     device, dtype, channels = asked.device, asked.dtype or torch.bfloat16, asked.channels or 64

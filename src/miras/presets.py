@@ -5,6 +5,7 @@ Where Table 1 simplifies a published model, the preset is the published one. Fas
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Callable
 from typing import Literal
 
@@ -186,5 +187,7 @@ PRESETS: dict[str, Callable[..., Spec]] = {
 def get(name: str) -> Spec:
     """The preset of a name, with its default choices."""
     if name not in PRESETS:
-        raise ValueError(f"unknown preset {name!r}: known are {', '.join(PRESETS)}")
+        near = [known for known in PRESETS if known.startswith(str(name))] or difflib.get_close_matches(str(name), PRESETS, n=1)
+        close = f", did you mean {near[0]}? Known" if near else ": known"
+        raise ValueError(f"unknown preset {name!r}{close} are {', '.join(PRESETS)}")
     return PRESETS[name]()

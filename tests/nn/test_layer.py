@@ -286,7 +286,7 @@ def test_values_are_scaled_where_asked_for():
 
 
 CASES = {
-    "unknown preset": (lambda: MirasLayer(16, 2, "yaadd"), "unknown preset 'yaadd': known are retnet"),
+    "unknown preset": (lambda: MirasLayer(16, 2, "yaadd"), "unknown preset 'yaadd', did you mean yaad"),
     "heads": (lambda: MirasLayer(16, 3), "dim=16 is not a multiple of heads=3: give head_dim"),
     "odd rotary": (lambda: MirasLayer(6, 2, "transformer"), "rotary positions turn pairs of channels, got head_dim=3"),
     "square": (lambda: MirasLayer(16, 2, "yaad", value_dim=4), "MLP memory needs value_dim == head_dim, got 4 and 8"),

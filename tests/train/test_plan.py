@@ -67,10 +67,12 @@ def test_the_command_says_what_it_rests_on(measured, capsys):
     argv = ["plan", "--model.name", "yaad-tiny", "--optim.steps", "10", "--gpus", "1,8"]
     assert main([*argv, "--measured", str(measured)]) == 0
     text = capsys.readouterr().out
-    assert (
-        "1,000 tokens/s on one Some GPU, measured with this very model" in text and "train.json, 2026-01-01, commit abc" in text
-    )
-    assert "   1 GPU " in text and "   8 GPUs" in text and text.count("hours") == 2 and "an assumption" in text
+    assert " tokens/s on one Some GPU: 1,000, measured with this very model at 1e+06 FLOPs a token" in text
+    assert "train.json, 2026-01-01, commit abc" in text
+    # ten small steps take less than an hour
+    assert "   1 GPU " in text and "   8 GPUs" in text and text.count("minutes") == 2 and "an assumption" in text
+    assert main([*argv, "--optim.steps", "1000000", "--measured", str(measured)]) == 0
+    assert capsys.readouterr().out.count("hours") == 2
     assert main([*argv, "--model.name", "moneta-tiny", "--measured", str(measured)]) == 0
     text = capsys.readouterr().out
     assert "not measured for this preset, so there are no hours" in text and text.count("hours") == 1

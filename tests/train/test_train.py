@@ -397,7 +397,7 @@ def test_a_run_says_what_runs_its_memories_and_takes_what_it_is_told(lab, capsys
     assert "\nmemory chunk form, backend triton, as asked for\n" in capsys.readouterr().err
     assert lab.losses("fused") == pytest.approx(lab.losses("auto"), abs=1e-4) and taken == {"triton"}
     refused = error_of(capsys, lab, "refused", *short, "--engine.backend", "fla")
-    assert "backend 'fla' cannot run yaad" in refused and "fla is called for matrix memories" in refused
+    assert "fla is called for matrix memories, not MLP; give --engine.backend auto" in refused
     given = ["--model.name", "transformer-tiny", "--engine.backend", "triton"]
     assert "this model has attention alone: backend 'triton' runs memories" in error_of(capsys, lab, "none", *STEPS, *given)
 
@@ -440,6 +440,10 @@ def test_bad_input_is_one_line(lab, capsys):
         "must be a multiple of the processes (1) times engine.micro_batch (3)": ["--engine.micro_batch", "3"],
         "engine.parallel fsdp needs processes to share the model": ["--engine.parallel", "fsdp"],
         "fewer than one sequence (data.length 100000)": ["--data.length", "100000"],
+        'model.spec takes the JSON itself: --model.spec "$(cat mine.json)"': ["--model.spec", "mine.json"],
+        "gate_pace changes a gate that transformer": ["--model.name", "transformer-tiny", "--model.pace", "0.1"],
+        "decay_start changes a gate that deltanet": ["--model.name", "deltanet-tiny", "--model.decay", "0.1"],
+        "engine.backend fla cannot run yaad": ["--engine.backend", "fla"],
     }
     for message, argv in cases.items():
         assert message in error_of(capsys, lab, "bad", *argv)

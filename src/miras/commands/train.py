@@ -23,7 +23,8 @@ def add_train(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--resume",
         action="store_true",
-        help="go on from the newest whole checkpoint of --run.folder (or of the newest run in out/), with its configuration",
+        help="go on from the newest whole checkpoint of --run.folder (or of the newest run in out/), with its configuration; "
+        "a folder that has none begins",
     )
     add_options(command, TrainConfig)
     command.set_defaults(run=run_train)

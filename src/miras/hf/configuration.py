@@ -113,6 +113,7 @@ class MirasConfig(PreTrainedConfig):
     def recipe(self) -> Recipe:
         """What surrounds the memory: the preset's recipe with the changes that this configuration makes."""
         recipe = recipe_of(self.memory)
+        self._check_gates({gate.name for gate in recipe.gates})
         changes: dict[str, Any] = {"value_norm": self.value_norm or recipe.value_norm}
         if self.rope is not None:
             changes["rope"] = self.rope_base if self.rope else None
@@ -142,6 +143,15 @@ class MirasConfig(PreTrainedConfig):
             gates.append(gate)
         made = dataclasses.replace(recipe, gates=tuple(gates), **changes)
         return bounded(made) if self.step_limit is None else made
+
+    def _check_gates(self, there: set[str]) -> None:
+        """Refuse a change of a gate that the memory has not."""
+        needed = {"gate_pace": there, "step_start": {"eta"}, "step_limit": {"eta"}, "decay_start": {"log_alpha"}}
+        for name, gates in needed.items():
+            fits = getattr(self, name) is None or bool(there & gates)
+            require(
+                fits, f"{name} changes a gate that {self.memory} has not ({', '.join(sorted(there)) or 'none'}): leave it out"
+            )
 
     def mixer(self, number: int) -> MirasLayer | SlidingWindowAttention:
         """The mixer of a block: a memory, or, in every second block of a hybrid, attention over a window."""

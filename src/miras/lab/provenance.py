@@ -62,7 +62,7 @@ def provenance(*packages: str) -> dict[str, object]:
         "machine": {"processor": processor(), "cores": os.cpu_count(), "system": f"{platform.system()} {platform.machine()}"},
         "versions": versions(*packages),
         "commit": commit(),
-        "date": datetime.datetime.now(datetime.timezone.utc).date().isoformat(),
+        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
         "command": shlex.join(["python", *sys.argv]),
     }
 
@@ -70,7 +70,7 @@ def provenance(*packages: str) -> dict[str, object]:
 def source() -> dict[str, object]:
     """The same in short, for one line among many."""
     known = versions()
-    date = datetime.datetime.now(datetime.timezone.utc).date().isoformat()
+    date = datetime.datetime.now(datetime.UTC).date().isoformat()
     return {"commit": commit(), "date": date, "miras": known["miras-torch"], "torch": known["torch"], "processor": processor()}
 
 

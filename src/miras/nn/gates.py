@@ -100,7 +100,7 @@ class GateRecipe:
         bounded = self.link in ("sigmoid", "bounded_decay")
         require(
             not bounded or max(ends) < self.limit,
-            f"{self.name} starts at {self.start}, which must lie below its limit {self.limit}",
+            f"{self.name} starts at {self.start}, which must lie below its limit {self.limit}: give both",
         )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import os
 import sys
 import time
@@ -187,7 +188,16 @@ def conclude(job: Job, tokenizer: Tokenizer) -> None:
     print(f"validation: {bits:.4f} bits per byte after {job.config.steps} steps, {clock(time.monotonic() - job.began)} in all")
     drawn = f"{job.folder / 'plot.png'} and " if log.plot else ""
     print(f"see {drawn}{job.folder / 'metrics.jsonl'}; the model is in {folder}")
-    print(f"next: miras generate {folder} --prompt 'import ' --temperature 0.8")
+    print(f"next: miras {modules_given(sys.argv)}generate {folder} --prompt 'import ' --temperature 0.8")
+
+
+def modules_given(argv: list[str]) -> str:
+    """The modules with parts of a user's own that a command line names, as the next one has to name them.
+
+    >>> modules_given(["miras", "--import", "mine", "train"])
+    '--import mine '
+    """
+    return "".join(f"--import {name} " for option, name in itertools.pairwise(argv) if option == "--import")
 
 
 def read_corpus(config: DataConfig, tokenizer: Tokenizer) -> Corpus:

@@ -62,6 +62,8 @@ class DataConfig:
         positive("data", length=self.length, batch=self.batch, max_tokens=self.max_tokens)
         at_least_zero("data", workers=self.workers)
         require(0 < self.valid_share < 1, f"data.valid_share must lie between 0 and 1, got {self.valid_share}")
+        split = self.path is None and self.valid_share != type(self).__dataclass_fields__["valid_share"].default
+        require(not split, "data.valid_share splits a text of your own, the embedded one is split already: give --data.path")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -199,8 +201,8 @@ class ModelConfig:
     step_sum: float | None = option(
         None, "what the steps of keys alike add up to at most, 0 for no limit, instead of the preset's"
     )
-    step: float | None = option(None, "the relative step that a deep memory starts with, instead of the preset's")
-    step_limit: float | None = option(None, "the largest relative step of a deep memory, instead of the preset's")
+    step: float | None = option(None, "the relative step that a memory starts with, instead of the preset's")
+    step_limit: float | None = option(None, "the largest relative step, instead of the preset's")
     decay: float | None = option(None, "the decay, -log alpha, that a memory starts with, instead of the preset's")
     pace: float | None = option(None, "how fast gates learn beside the rest: 0.1 for gates that a high rate throws off")
     start: float | None = option(None, "standard deviation of a deep memory's initial weights, instead of 1")

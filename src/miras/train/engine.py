@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import MixedPrecisionPolicy
 from torch.distributed.tensor import DTensor
 
-from ..explanation import explain
+from ..explanation import Asked, explain, refusal
 from ..hf import MirasForCausalLM
 from ..types import require
 from .config import EngineConfig
@@ -93,12 +93,16 @@ class Engine:
         }
 
     def ways(self, model: MirasForCausalLM) -> list[str]:
-        """By what each kind of memory will run here, and why."""
+        """By what each kind of memory will run here, and why; a :class:`ValueError` where a backend that is named cannot."""
         dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(self.accelerator.mixed_precision, torch.float32)
         named = self.config.backend
         found = []
         for layer in model.memories():
-            way = explain(layer.spec, self.device, dtype=dtype, channels=layer.keys, chunk_size=layer.chunk_size)
+            size = layer.chunk_size or layer.spec.chunk_size
+            refused = refusal(layer.spec, named, Asked(self.device, True, dtype, layer.keys, size))
+            instead = "give --engine.backend auto, or leave it out"
+            require(refused is None, f"engine.backend {named} cannot run {layer.spec}: {refused}; {instead}")
+            way = explain(layer.spec, self.device, dtype=dtype, channels=layer.keys, chunk_size=size)
             found.append(f"{way.form} form, {way.where if named == 'auto' else f'backend {named}, as asked for'}")
         return list(dict.fromkeys(found))
 

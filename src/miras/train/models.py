@@ -77,6 +77,7 @@ def model_changes(config: ModelConfig) -> dict[str, Any]:
 
 def spec_of(text: str) -> Spec:
     """The memory that JSON describes."""
+    require(Path(text).suffix != ".json", f'model.spec takes the JSON itself: --model.spec "$(cat {text})"')
     try:
         return Spec.from_json(text)
     except json.JSONDecodeError as error:

@@ -10,7 +10,7 @@ import argparse
 import dataclasses
 import difflib
 import inspect
-import sys
+import tomllib
 import types
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -64,6 +64,9 @@ def refuse_unknown(parser: argparse.ArgumentParser, unknown: list[str]) -> None:
     if unknown:
         name = unknown[0].partition("=")[0]
         known = [text for action in parser._actions for text in action.option_strings]
+        require(name != "--import", f"--import stands before the command: miras --import MODULE {parser.prog.split()[-1]} ...")
+        named = not name.startswith("-") and "--model.name" in known
+        require(not named, f"{parser.prog} takes options alone, got {name}: did you mean --model.name {name}?")
         raise ValueError(f"no option {name}{nearest(name, known)} ({parser.prog} --help lists them)")
 
 
@@ -111,10 +114,6 @@ def from_file(path: Path, known: Mapping[str, tuple[Any, Any, str]]) -> dict[str
 def read(path: Path) -> Any:
     """The content of a YAML or TOML file."""
     if path.suffix == ".toml":
-        if sys.version_info >= (3, 11):
-            import tomllib
-        else:
-            import tomli as tomllib
         try:
             return tomllib.loads(path.read_text(encoding="utf-8"))
         except (tomllib.TOMLDecodeError, UnicodeError) as error:

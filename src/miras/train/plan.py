@@ -134,14 +134,18 @@ def nearest(known: list[Measurement], name: str, flops: float) -> Measurement | 
 def estimate(parameters: int, flops: float, tokens: float, gpus: int, sharded: bool, row: Measurement | None) -> Estimate:
     """Memory of the state and hours on some GPUs: hours = tokens / (GPUs * efficiency * tokens a second of one).
 
-    Where another size was measured, its tokens a second are scaled by the FLOPs of a token: the same utilisation.
+    Where another model was measured, or this one when it had other FLOPs, its tokens a second are scaled: the same utilisation.
     """
     state = BYTES_PER_PARAMETER * parameters / (gpus if sharded else 1) / 1e9
     if row is None:
         return Estimate(gpus=gpus, state_gb=state, hours=None)
-    speed = row.tokens_per_second * row.flops_per_token / flops
     share = EFFICIENCY if gpus > 1 else 1.0
-    return Estimate(gpus=gpus, state_gb=state, hours=tokens / (gpus * share * speed) / 3600)
+    return Estimate(gpus=gpus, state_gb=state, hours=tokens / (gpus * share * speed_of(row, flops)) / 3600)
+
+
+def speed_of(row: Measurement, flops: float) -> float:
+    """Tokens a second of a model with so many FLOPs a token, at the utilisation that was measured."""
+    return row.tokens_per_second * row.flops_per_token / flops
 
 
 def plan_command(config: TrainConfig, gpus: tuple[int, ...], path: Path | None) -> None:
@@ -155,25 +159,24 @@ def plan_command(config: TrainConfig, gpus: tuple[int, ...], path: Path | None) 
     ratio = flops / (6 * parameters)
     print(f"FLOPs       {flops:.3g} a token, forward and backward ({ratio:.2f} x 6 a parameter); {flops * tokens:.3g} in all")
     print(f"checkpoint  {12 * parameters / 1e9:.1f} GB each, {config.save.keep} kept")
-    print(basis(config, row))
+    print(basis(config, row, flops))
     for count in gpus:
         found = estimate(parameters, flops, tokens, count, config.engine.parallel == "fsdp", row)
         print(line_of(found, config, row))
 
 
-def basis(config: TrainConfig, row: Measurement | None) -> str:
+def basis(config: TrainConfig, row: Measurement | None, flops: float) -> str:
     """Which measurement the hours come from."""
     if row is None:
         return (
             "throughput  not measured for this preset, so there are no hours: benchmarks/train.py measures it on a GPU, and "
             "--measured names the file that it writes"
         )
-    how = (
-        "this very model" if row.model == config.model.name else f"{row.model}, scaled by FLOPs a token to the same utilisation"
-    )
+    how = "this very model" if row.model == config.model.name else row.model
+    speed = f"{speed_of(row, flops):,.0f} tokens/s on one {row.device}: {row.tokens_per_second:,.0f}, measured with {how}"
     return (
-        f"throughput  {row.tokens_per_second:,.0f} tokens/s on one {row.device}, measured with {how}, {row.micro_batch} x "
-        f"{row.length} tokens at once ({row.source}); {EFFICIENCY:.0%} of it a GPU when there are several, an assumption"
+        f"throughput  {speed} at {row.flops_per_token:.3g} FLOPs a token, {row.micro_batch} x {row.length} tokens at once "
+        f"({row.source}), scaled to {flops:.3g}; {EFFICIENCY:.0%} of it a GPU when there are several, an assumption"
     )
 
 
@@ -189,4 +192,6 @@ def line_of(found: Estimate, config: TrainConfig, row: Measurement | None) -> st
         text += f" + {scaled:.1f} GB to work in"
     else:
         text += " + activations, not measured"
-    return text if found.hours is None else f"{text}   {found.hours:8.1f} hours"
+    if found.hours is None:
+        return text
+    return f"{text}   {found.hours:8.1f} hours" if found.hours >= 1 else f"{text}   {60 * found.hours:8.1f} minutes"

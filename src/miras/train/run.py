@@ -156,7 +156,7 @@ def provenance() -> dict[str, Any]:
 
 def now() -> str:
     """The time, in seconds and everywhere the same."""
-    return datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
+    return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
 
 
 def version_of(package: str) -> str | None:
