@@ -111,7 +111,38 @@ def stage_table(plan: Plan, own: list[Entry]) -> Table:
         rank = next((statistics.fmean(values) for values in reversed(ranking) if values), float("inf"))
         table.append((rank, cells))
     ranked = [cells for _, cells in sorted(table, key=lambda row: row[0])]
-    return Table([*headings, "1000 tokens/s"], {"": ranked}, numeric=True)
+    # a processor's cores had other work too
+    timed = any(row.get("device") != "cpu" for entry in own for row in entry.rows)
+    kept = len(headings) + int(timed)
+    return Table([*headings, "1000 tokens/s"][:kept], {"": [cells[:kept] for cells in ranked]}, numeric=True)
+
+
+def all_alike(plan: Plan, found: list[Line]) -> Table | None:
+    """Every model that read as many tokens, as long at a time, as most did, the best first; None where that is one stage's."""
+    unit, own = unit_of(plan), [entry for stage in plan.stages for entry in entries(plan, found, stage)]
+    wholes = [name for name in reads_of(own) if "/sliding/" in name and ":" not in name]
+    if not wholes:
+        return None
+    lengths, groups = long_reads(own), dict[tuple[int, int], list[Entry]]()
+    kinds = {run.name: (run.config({}).steps, run.config({}).data.length) for run in plan.runs}
+    for entry, _ in with_read(own, wholes[-1]):
+        groups.setdefault(kinds[entry.rows[0]["run"]], []).append(entry)
+    alike = max(groups.values(), key=len, default=[])
+    if len({entry.stage for entry in alike}) < 2:
+        return None
+
+    def far(row: Line) -> float | None:
+        read = next((read for name in lengths if (read := read_of(row, name)) is not None), None)
+        return None if read is None else read["places"][-1][unit]
+
+    rows = []
+    for entry in alike:
+        near = entry.over_seeds(lambda row: (read_of(row, wholes[-1]) or {}).get(unit))
+        rows.append(
+            (statistics.fmean(near), [entry.name, entry.stage, str(len(near)), shown(near), shown(entry.over_seeds(far))])
+        )
+    heads = ["model", "stage", "seeds", f"{wholes[-1]}, {UNITS[unit]}", "far"]
+    return Table(heads, {"": [cells for _, cells in sorted(rows, key=lambda row: row[0])]}, numeric=True)
 
 
 def chooses(plan: Plan, stage: str) -> bool:
@@ -121,9 +152,11 @@ def chooses(plan: Plan, stage: str) -> bool:
 
 
 def choice_table(plan: Plan, found: list[Line], stage: str) -> Table:
-    """Validation of each model under each variant, the best in bold."""
+    """Validation of each model under each variant, rates in their order; the best in bold, with a † at an end of the rates."""
     latest = results.latest(found)
-    variants = list(dict.fromkeys(run.variant for run in plan.of_stage(stage)))
+    rates = {run.variant: run.options.get("optim.lr", 0.0) for run in plan.of_stage(stage)}
+    variants = sorted(rates, key=lambda variant: rates[variant])
+    ends = {variants[0], variants[-1]} if len(set(rates.values())) == len(variants) > 1 else set()
     table = []
     for model in dict.fromkeys(run.model for run in plan.of_stage(stage)):
         own = {run.variant: latest.get(run.name) for run in plan.of_stage(stage) if run.model == model}
@@ -133,7 +166,8 @@ def choice_table(plan: Plan, found: list[Line], stage: str) -> Table:
         for name in variants:
             row, value = own.get(name), bits.get(name)
             text = ABSENT if row is None else row["status"] if value is None else f"{value:.3f}"
-            cells.append(f"**{text}**" if value is not None and value == best else text)
+            edge = " †" if name in ends else ""
+            cells.append(f"**{text}**{edge}" if value is not None and value == best else text)
         table.append([model, *cells])
     return Table(["model, valid bits/byte", *variants], {"": table}, numeric=True)
 

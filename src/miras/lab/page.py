@@ -6,7 +6,7 @@ from pathlib import Path
 
 from ..train.metrics import Line
 from . import results
-from .evidence import UNITS, choice_table, chooses, entries, long_reads, place_table, stage_table, unit_of
+from .evidence import UNITS, all_alike, choice_table, chooses, entries, long_reads, place_table, stage_table, unit_of
 from .plan_file import Plan
 from .questions import needle_table, zero_shot_table
 from .tables import markdown
@@ -43,6 +43,18 @@ def thrown_off(plan: Plan, found: list[Line], stage: str) -> list[str]:
     ]
 
 
+def folded(said: str, text: str) -> str:
+    """What opens when a reader asks for it."""
+    return f"<details><summary>{said}</summary>\n\n{text}\n\n</details>"
+
+
+ALL = (
+    "Every model that was trained on as many tokens and as long sequences as most here, the best first. `stage` is the section "
+    "that says what the model is; `far` is the loss at 8 to 16 times the length of training, the last column of the section's "
+    "places."
+)
+
+
 def page(plan: Plan, found: list[Line], pictures: list[Path]) -> str:
     """The whole page."""
     folder = f"experiments/{plan.experiment}"
@@ -53,6 +65,9 @@ def page(plan: Plan, found: list[Line], pictures: list[Path]) -> str:
         "± is half the distance of the two that lie furthest apart.",
         f"The question: {plan.claim}" if plan.claim else "",
     ]
+    whole = all_alike(plan, found)
+    if whole is not None:
+        parts += ["## All of them", ALL, markdown(whole)]
     for stage, why in plan.stages.items():
         own = entries(plan, found, stage)
         if not own:
@@ -63,9 +78,11 @@ def page(plan: Plan, found: list[Line], pictures: list[Path]) -> str:
             f"{why[:1].upper()}{why[1:]}{'' if why.endswith('?') else '.'}" if why else "",
             markdown(table),
         ]
+        parts += ["† the best rate tried lies at the end of those that were."] if "†" in markdown(table) else []
         parts += thrown_off(plan, found, stage)
         for name in long_reads(own):
-            parts += [f"{UNITS[unit_of(plan)].capitalize()} by place, `{name}`:", markdown(place_table(plan, own, name))]
+            said = f"{UNITS[unit_of(plan)].capitalize()} by place, <code>{name}</code>"
+            parts.append(folded(said, markdown(place_table(plan, own, name))))
         for said, asked in (
             ("Questions of the zero-shot sets, answered without any training on them:", zero_shot_table(own)),
             ("Needles, after the same short course for all, by length in tokens:", needle_table(own)),
@@ -73,7 +90,8 @@ def page(plan: Plan, found: list[Line], pictures: list[Path]) -> str:
             parts += [said, markdown(asked)] if asked is not None else []
         parts += [f"![{picture.stem}]({picture.name})" for picture in pictures if stage_of(plan, picture) == stage]
     left = missing(plan, found)
-    parts += ["## Not run", "\n".join(left) if left else "Everything that was planned was run."]
+    listed = folded(f"{len(left)} of {len(plan.runs)} runs", "\n".join(left))
+    parts += ["## Not run", listed if left else "Everything that was planned was run."]
     parts += ["## Where", "\n".join(f"- {line}" for line in places(found))]
     return "\n\n".join(part for part in parts if part) + "\n"
 
