@@ -19,6 +19,7 @@ from ..nn import MirasLayer
 from ..types import require
 from .config import TrainConfig
 from .models import model_changes
+from .progress import clock
 
 # tokens over which the FLOPs of a block are counted: two chunks of 64, since a memory's cost is linear in the length
 COUNTED = 128
@@ -194,4 +195,4 @@ def line_of(found: Estimate, config: TrainConfig, row: Measurement | None) -> st
         text += " + activations, not measured"
     if found.hours is None:
         return text
-    return f"{text}   {found.hours:8.1f} hours" if found.hours >= 1 else f"{text}   {60 * found.hours:8.1f} minutes"
+    return f"{text}   {found.hours:8.1f} hours" if found.hours >= 1 else f"{text}   {clock(3600 * found.hours):>8}"
