@@ -1,8 +1,10 @@
 """Losses against a plain loop over the model's own logits, in float64: windows, streams, documents, buckets, bytes."""
 
+import copy
 import itertools
 import math
 
+import peft
 import pytest
 import torch
 from tiny_models import build
@@ -124,6 +126,26 @@ def test_documents_are_joined_by_a_token_that_is_not_scored(model, tokenizer, mo
 def test_separate_documents_start_from_fresh_memories(model, tokenizer, mode):
     wanted = sum(sum(log_probabilities(model, [START, *document.encode()])) for document in DOCUMENTS)
     assert perplexity(model, tokenizer, DOCUMENTS, mode=mode, separate=True).loss.nats == pytest.approx(-wanted, rel=1e-9)
+
+
+def test_one_separate_document_is_left_whole(model, tokenizer):
+    one = [perplexity(model, tokenizer, ["a document alone"], mode=Streaming(rows=rows), separate=True).loss for rows in (1, 4)]
+    assert one[0] == one[1] != perplexity(model, tokenizer, ["a document alone"], mode=Streaming(rows=4)).loss
+
+
+def test_a_model_with_an_adapter_is_measured_with_it(model, tokenizer):
+    """And each of its parts is put back in the mode that it was in."""
+    inner = copy.deepcopy(model)
+    wrapped = peft.get_peft_model(inner, peft.LoraConfig(r=2, target_modules=["q_proj"], task_type="CAUSAL_LM"))
+    for name, weight in wrapped.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.normal_(weight, std=0.5)
+    wrapped.train()
+    inner.model.norm.eval()
+    found = perplexity(wrapped, tokenizer, "some text").loss.nats
+    assert inner.training and not inner.model.norm.training
+    assert found == pytest.approx(perplexity(wrapped.merge_and_unload(), tokenizer, "some text").loss.nats)
+    assert abs(found - perplexity(model, tokenizer, "some text").loss.nats) > 1e-6
 
 
 def test_every_token_has_its_context():

@@ -124,8 +124,18 @@ CASES = {
         lambda: MirasConfig(vocab_size=8, pad_token_id=8),
         "pad_token_id must lie below vocab_size=8 or be None",
     ),
-    "window": (lambda: MirasConfig(sliding_window=0), "sliding_window must be 1 or more, or None, got 0"),
-    "loss chunk": (lambda: MirasConfig(loss_chunk=-1), "loss_chunk must be >= 0, got -1"),
+    "window": (lambda: MirasConfig(sliding_window=0), "sliding_window must be an integer of 1 or more, or None, got 0"),
+    "window in words": (lambda: MirasConfig(sliding_window="32"), "sliding_window must be an integer of 1 or more, or None"),
+    "loss chunk": (lambda: MirasConfig(loss_chunk=-1), "loss_chunk must be an integer of 0 or more, got -1"),
+    "no loss chunk": (lambda: MirasConfig(loss_chunk=None), "loss_chunk must be an integer of 0 or more, got None"),
+    "taps": (lambda: MirasConfig(conv_kernel=2.5), "conv_kernel must be an integer of 0 or more, or None, got 2.5"),
+    "rotary base": (lambda: MirasConfig(rope_base=0), "rope_base must be > 0, got 0"),
+    "norm": (lambda: MirasConfig(rms_norm_eps=-1), "rms_norm_eps must be > 0, got -1"),
+    "spread": (lambda: MirasConfig(initializer_range=-1), "initializer_range must be >= 0, got -1"),
+    "a word for a switch": (lambda: MirasConfig(value_norm="no"), "value_norm must be True or False, got 'no'"),
+    "a vocabulary that is true": (lambda: MirasConfig(vocab_size=True), "vocab_size must be an integer of 1 or more, got True"),
+    "negative padding": (lambda: MirasConfig(pad_token_id=-100), "pad_token_id must lie below vocab_size=32000 or be None"),
+    "another's word": (lambda: MirasConfig(num_layers=24), "MirasConfig has no num_layers: did you mean num_hidden_layers?"),
 }
 
 

@@ -8,6 +8,7 @@ from test_model import build, close, tokens
 from torch.utils import _pytree as pytree
 
 from miras.hf import MirasCache
+from miras.hf.cache import tensors
 
 QUIET = {"eos_token_id": None, "pad_token_id": 0}
 each_kind = pytest.mark.parametrize(
@@ -77,6 +78,47 @@ def test_generation_goes_on_from_a_cache(name):
     assert torch.equal(more, want.sequences)
     again = model.generate(some.sequences, past_key_values=kept, max_new_tokens=2, do_sample=False, **QUIET)
     assert torch.equal(again, more)
+
+
+@torch.no_grad()
+@each_kind
+def test_a_row_that_ends_before_others_reads_no_padding(name):
+    """So its memory goes on as if it had been alone: with the end that it wrote, and nothing behind."""
+    model, ids, more = build(name), tokens(2, 5), tokens(2, 3, seed=4)
+    all_there = {"attention_mask": torch.ones_like(ids)}
+    free = model.generate(ids, **all_there, max_new_tokens=9, do_sample=False, **QUIET)
+    end = next(int(x) for x in free[0, 6:9] if x not in free[1, 5:])
+    ending = {"eos_token_id": end, "pad_token_id": 39, "do_sample": False}
+    some = model.generate(ids, **all_there, max_new_tokens=9, return_dict_in_generate=True, **ending)
+    after = some.sequences == 39
+    after[:, :5] = False
+    assert after[0].sum() >= 1 and not after[1].any()
+    whole = torch.cat([some.sequences, more], 1)
+    mask = torch.cat([(~after).long(), torch.ones_like(more)], 1)
+    want = model.generate(whole, attention_mask=mask, max_new_tokens=4, do_sample=False, **QUIET)
+    cache = some.past_key_values
+    assert torch.equal(
+        model.generate(whole, attention_mask=mask, past_key_values=cache, max_new_tokens=4, do_sample=False, **QUIET), want
+    )
+    # the same where the end is the padding too, and from a prompt with an end in it, read in stretches
+    both = {**ending, **all_there, "pad_token_id": end, "max_new_tokens": 9}
+    assert torch.equal(model.generate(ids, **both).masked_fill(after, 39), some.sequences)
+    prompt = torch.cat([ids[:, :2], torch.full((2, 1), end), ids[:, 2:]], 1)
+    four = {"max_new_tokens": 4, "min_new_tokens": 4, **ending}
+    alone = [model.generate(row[None], attention_mask=torch.ones(1, 6), **four) for row in prompt]
+    there = torch.ones_like(prompt)
+    assert torch.equal(model.generate(prompt, attention_mask=there, prefill_chunk_size=2, **four), torch.cat(alone))
+
+
+@torch.no_grad()
+@each_kind
+def test_a_cache_holds_no_more_than_its_states(name):
+    """Not the tokens of the call that a state was cut from."""
+    model, held = build(name), {}
+    cache = model(tokens(1, 200), use_cache=True, logits_to_keep=1).past_key_values
+    for state in cache.states:
+        held |= {x.untyped_storage().data_ptr(): x.untyped_storage().nbytes() for x in tensors(state)}
+    assert sum(held.values()) <= cache.nbytes
 
 
 @torch.no_grad()

@@ -112,6 +112,23 @@ def test_what_was_generated_can_be_kept_too(name, tmp_path):
     assert torch.equal(continued(KeptMemory.load(tmp_path / "after.safetensors", model)), plain(model, whole))
 
 
+def test_rows_that_ended_apart_are_not_kept_as_one_memory():
+    model = build("yaad")
+    memory = model.read(tokens(2, 5))
+    free = model.generate(**memory.inputs(), **GREEDY)
+    end = next(int(x) for x in free[0, 2:5] if x not in free[1, 1:])
+    ending = {**GREEDY, "eos_token_id": end, "pad_token_id": 39}
+    out = model.generate(**memory.inputs(), **ending, return_dict_in_generate=True)
+    with pytest.raises(ValueError, match=r"rows \[0\] ended before the others"):
+        memory.after(out)
+
+
+def test_a_compiled_model_takes_the_memory_of_the_model_it_is(kept):
+    model, path = kept
+    again = KeptMemory.load(path, torch.compile(model, backend="eager"))
+    assert torch.equal(again.last, KeptMemory.load(path, model).last)
+
+
 def test_an_offloaded_model_reads_and_goes_on(kept, tmp_path):
     """Its weights are not at hand, so they are not compared; everything else is as ever."""
     model, path = kept

@@ -1,8 +1,10 @@
 """Saving and loading: weights, shim, card, tokenizer; what is broken is refused."""
 
+import os
 import subprocess
 import sys
 
+import peft
 import pytest
 import torch
 from test_model import build, tokens
@@ -97,7 +99,53 @@ def test_low_precision_is_kept(tmp_path):
     assert AutoModelForCausalLM.from_pretrained(tmp_path, dtype="auto").dtype == torch.bfloat16
 
 
-TEXTS = ["plain", "naïve café\n\ttabs", "日本語 🎉", " leading and trailing ", "", "\x00\x7f", "a  b   c"]
+def test_a_save_takes_nothing_away_but_what_it_replaces(saved):
+    """Neither the base model's weights beside an adapter, nor another variant's, nor a file of one's own."""
+    model, folder = saved
+    (folder / "model_ema.safetensors").write_bytes(b"mine")
+    whole = (folder / "model.safetensors").read_bytes()
+    model.save_pretrained(folder, variant="fp16", max_shard_size="5KB")
+    model.save_pretrained(folder, variant="fp16")
+    assert {file.name for file in folder.glob("model*safetensors*")} == {
+        "model.safetensors", "model.fp16.safetensors", "model_ema.safetensors"
+    }  # fmt: skip
+    adapted = AutoModelForCausalLM.from_pretrained(folder)
+    adapted.add_adapter(peft.LoraConfig(r=2, target_modules=["q_proj"]))
+    adapted.save_pretrained(folder)
+    assert (folder / "adapter_model.safetensors").exists() and (folder / "model.safetensors").read_bytes() == whole
+    model.save_pretrained(folder)
+    assert (folder / "model.fp16.safetensors").exists() and (folder / "model_ema.safetensors").read_bytes() == b"mine"
+
+
+def test_what_goes_to_the_hub_has_the_shim_and_the_card(tmp_path, monkeypatch):
+    model, seen = build("yaad"), []
+    monkeypatch.setattr(
+        "transformers.PreTrainedModel.save_pretrained", lambda self, folder, **given: seen.append(set(os.listdir(folder)))
+    )
+    model.save_pretrained(tmp_path / "up", push_to_hub=True)
+    assert seen == [{"modeling_miras.py", "README.md"}]
+
+
+def test_a_vocabulary_that_shrinks_below_the_padding_can_be_loaded(tmp_path):
+    model = build("yaad", pad_token_id=39)
+    model.resize_token_embeddings(20)
+    model.save_pretrained(tmp_path)
+    assert AutoModelForCausalLM.from_pretrained(tmp_path).config.pad_token_id is None
+
+
+def test_a_spec_may_be_given_another_way_and_later(saved):
+    _, folder = saved
+    assert AutoConfig.from_pretrained(folder, spec="memora").memory == presets.memora()
+    config = MirasConfig.preset("yaad-tiny")
+    for spec in ("moneta", presets.moneta(), presets.moneta().to_dict()):
+        config.spec = spec
+        assert MirasForCausalLM(config).config.memory == presets.moneta()
+    config.loss_chunk = -5
+    with pytest.raises(ValueError, match="loss_chunk must be an integer of 0 or more, got -5"):
+        MirasForCausalLM(config)
+
+
+TEXTS = ["plain", "naïve café\n\ttabs", "日本語 🎉", " leading and trailing ", "", "\x00\x7f", "a  b   c", "a<eos>b <pad>"]
 
 
 @pytest.mark.parametrize("text", TEXTS)

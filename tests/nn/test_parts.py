@@ -141,6 +141,15 @@ def test_window_attention_packed_and_padded():
 def test_a_mask_of_another_length_is_refused():
     with pytest.raises(ValueError, match=r"mask must be \[2, 9\], got \[2, 8\]"):
         SlidingWindowAttention(8, 2, window=3)(torch.zeros(2, 9, 8), mask=torch.ones(2, 8))
+    three, four = (SlidingWindowAttention(8, 2, window=window) for window in (3, 4))
+    with pytest.raises(ValueError, match=r"state must hold keys \[2, 3, 2, 4\], got \[2, 4, 2, 4\]"):
+        three(torch.zeros(2, 9, 8), four(torch.zeros(2, 9, 8))[1])
+    with pytest.raises(ValueError, match="state must be what a call of this layer returned, got tuple"):
+        three(torch.zeros(2, 9, 8), (1, 2))
+    with pytest.raises(ValueError, match="cu_seqlens packs sequences in a batch of 1, got a batch of 2"):
+        three(torch.zeros(2, 9, 8), cu_seqlens=torch.tensor([0, 9]))
+    with pytest.raises(ValueError, match="cu_seqlens must rise from 0 to T=9"):
+        three(torch.zeros(1, 9, 8), cu_seqlens=torch.tensor([0, 5]))
 
 
 def test_packing_there_and_back():

@@ -56,7 +56,8 @@ def sampling(arguments: argparse.Namespace) -> dict[str, Any]:
     limit, temperature, top_p = arguments.max_new_tokens, arguments.temperature, arguments.top_p
     require(limit >= 1, f"--max-new-tokens must be 1 or more, got {limit}")
     require(
-        temperature is None or temperature > 0, f"--temperature must be > 0, got {temperature} (--greedy is its limit at 0)"
+        temperature is None or temperature >= 1e-4,
+        f"--temperature must be 1e-4 or more, got {temperature} (--greedy is its limit at 0)",
     )
     require(top_p is None or 0 < top_p <= 1, f"--top-p must be in (0, 1], got {top_p}")
     seed = arguments.seed

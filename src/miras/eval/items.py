@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ..data.sources import opened
-from ..types import require
+from ..types import is_text, require
 from .tasks import Item, Task
 
 SUFFIXES = (".jsonl", ".jsonl.xz", ".jsonl.gz")
@@ -58,7 +58,7 @@ def _item(task: Task, line: str, where: str) -> Item:
 
 
 def _fits(value: Any, kind: type) -> bool:
-    """Whether a value is of a type; true is no whole number, and a list holds texts."""
+    """Whether a value is of a type; true is no whole number, a list holds texts, and a text is one."""
     if kind is list:
-        return isinstance(value, list) and bool(value) and all(isinstance(part, str) for part in value)
-    return type(value) is kind
+        return isinstance(value, list) and bool(value) and all(_fits(part, str) for part in value)
+    return is_text(value) if kind is str and isinstance(value, str) else type(value) is kind

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from ..types import require
-from .scoring import BATCH_TOKENS, Progress, check_batch, check_tokens, hidden_of, padded, reading, score
+from .scoring import BATCH_TOKENS, Progress, check_batch, check_tokens, hidden_of, padded, reading, score, unwrapped
 
 if TYPE_CHECKING:
     from ..hf import MirasForCausalLM
@@ -85,6 +85,7 @@ def likelihoods(
         autocast: such as ``torch.bfloat16``; the weights keep their dtype.
         progress: called with the number of requests done and of all.
     """
+    model = unwrapped(model)
     check_batch(batch_tokens)
     require(context is None or context >= 2, f"context must be 2 tokens or more, got {context}")
     sharing = _sharing(requests, context)

@@ -132,7 +132,8 @@ class Streaming(Mode):
 
     def parts(self, segments: Sequence[Segment]) -> list[Segment]:
         """What is read from fresh memories, the longest first."""
-        parts = divided(segments[0], self.rows) if len(segments) == 1 else list(segments)
+        whole = len(segments) == 1 and not segments[0].document
+        parts = divided(segments[0], self.rows) if whole else list(segments)
         return sorted(parts, key=lambda part: -len(part.tokens))
 
     def calls(self, model: MirasForCausalLM, segments: Sequence[Segment]) -> Iterator[Scored]:

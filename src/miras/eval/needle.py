@@ -17,7 +17,7 @@ import torch
 from ..types import require
 from .likelihood import Request, encode_pairs, likelihoods
 from .needles import Haystack, Needle, asked_needles, needle_tasks_of
-from .scoring import BATCH_TOKENS, Progress, check_batch, check_tokens, reading
+from .scoring import BATCH_TOKENS, Progress, check_batch, check_tokens, reading, unwrapped
 
 if TYPE_CHECKING:
     from ..hf import MirasForCausalLM
@@ -133,6 +133,7 @@ def needle(
     require(count >= 1, f"count must be 1 or more, got {count}")
     require(bool(lengths) and bool(depths), "give at least one length and one depth")
     check_batch(batch_tokens)
+    lengths, depths = list(dict.fromkeys(lengths)), list(dict.fromkeys(depths))
     chosen = needle_tasks_of(tasks, haystack)
     outcomes: list[Outcome] = []
     total, began = len(chosen) * len(lengths) * len(depths) * count, time.monotonic()
@@ -153,6 +154,7 @@ def ask(
     autocast: torch.dtype | None = None,
 ) -> list[Outcome]:
     """The outcomes of needles of any kind."""
+    model = unwrapped(model)
     requests = encode_pairs(tokenizer, ((needle.prompt, f" {needle.answer}") for needle in needles))
     scored = likelihoods(model, requests, context=None, batch_tokens=batch_tokens, autocast=autocast)
     texts: list[str] | list[None] = [None] * len(needles)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from .modes import Mode, Scored, Sliding
-from .scoring import Progress, check_tokens, reading
+from .scoring import Progress, check_tokens, reading, unwrapped
 from .text import Text, text_of
 from .windows import edges_of, segments
 
@@ -126,6 +126,7 @@ def perplexity(
         autocast: such as ``torch.bfloat16``; the weights keep their dtype.
         progress: called with the number of tokens read and of all.
     """
+    model = unwrapped(model)
     text = text if isinstance(text, Text) else text_of(text, tokenizer)
     pieces = segments(text, separate)
     for piece in pieces:

@@ -5,9 +5,10 @@ B rows, T tokens, C channels, M tokens that are scored
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -31,16 +32,27 @@ class Scores(NamedTuple):
     likeliest: Tensor
 
 
+def unwrapped(model: Any) -> MirasForCausalLM:
+    """The language model inside one of PEFT's, whose adapters are in its layers; any other as it is."""
+    peft = sys.modules.get("peft")
+    if peft is None or not isinstance(model, peft.PeftModel):
+        return model  # type: ignore[no-any-return]
+    prompts = model.active_peft_config.is_prompt_learning
+    require(not prompts, "PEFT's learned prompts are put before the tokens, which are then others than those that are measured")
+    return model.get_base_model()  # type: ignore[no-any-return]
+
+
 @contextmanager
 def reading(model: MirasForCausalLM, autocast: torch.dtype | None = None) -> Iterator[None]:
     """Without gradients, in evaluation mode, which is put back after; under autocast to a dtype where one is given."""
-    training = model.training
+    training = [part for part in model.modules() if part.training]
     model.eval()
     try:
         with torch.no_grad(), torch.autocast(model.device.type, dtype=autocast, enabled=autocast is not None):
             yield
     finally:
-        model.train(training)
+        for part in training:
+            part.training = True
 
 
 def hidden_of(model: MirasForCausalLM, tokens: Tensor, cache: MirasCache | None = None) -> Tensor:

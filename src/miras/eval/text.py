@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ..data.sources import OPENERS, Complaints, Files, kind_of
-from ..types import require
+from ..types import is_text, require
 
 # characters tokenised at once: their offsets are Python objects, which take a hundred times the room of the text
 PIECE = 1_000_000
@@ -77,7 +77,8 @@ def text_of(texts: str | Iterable[str], tokenizer: Any, title: str = "the text")
     """
     start = tokenizer.bos_token_id if tokenizer.eos_token_id is None else tokenizer.eos_token_id
     require(start is not None, "the tokenizer names no end-of-text token, so there is nothing to begin a text with")
-    texts = [texts] if isinstance(texts, str) else texts
+    texts = [texts] if isinstance(texts, str) else list(texts)
+    require(all(map(is_text, texts)), "the text has characters that are none: half of a surrogate pair, or stray bytes")
     return Text(title=title, start=start, documents=tuple(encoded(text, tokenizer) for text in texts))
 
 
@@ -104,7 +105,10 @@ def _encoded(text: str, tokenizer: Any) -> tuple[NDArray[np.int64], NDArray[np.i
 
     Tokens that share a character share its bytes evenly, and what no token covers counts for the next one.
     """
-    encoding = tokenizer.backend_tokenizer.encode(text, add_special_tokens=False)
+    backend = tokenizer.backend_tokenizer
+    # as a call of the tokenizer sets it: whether "<eos>" in a text is a mark or five characters
+    backend.encode_special_tokens = bool(tokenizer.split_special_tokens)
+    encoding = backend.encode(text, add_special_tokens=False)
     ids = np.array(encoding.ids, dtype=np.int64)
     if not len(ids):
         return ids, ids

@@ -20,11 +20,15 @@ PARTS = 8
 
 
 class Segment(NamedTuple):
-    """Tokens ``[N]`` that are read without a break, their widths, and which of them are scored; never the first."""
+    """Tokens ``[N]`` that are read without a break, their widths, and which of them are scored; never the first.
+
+    ``document`` says that it is one to be left whole.
+    """
 
     tokens: Tensor
     widths: Tensor
     scored: Tensor
+    document: bool = False
 
 
 class Window(NamedTuple):
@@ -48,7 +52,10 @@ def segments(text: Text, separate: bool) -> list[Segment]:
         for document in text.documents
         if len(document.tokens)
     ]
-    return parts if separate else [Segment(*(torch.cat(columns) for columns in zip(*parts, strict=True)))]
+    if separate:
+        return [part._replace(document=True) for part in parts]
+    tokens, widths, scored = (torch.cat(columns) for columns in zip(*(part[:3] for part in parts), strict=True))
+    return [Segment(tokens, widths, scored)]
 
 
 def windows(targets: int, context: int, stride: int) -> Iterator[Window]:
@@ -69,7 +76,8 @@ def divided(segment: Segment, rows: int) -> list[Segment]:
     """A segment in equal parts that share their borders: the last token of one is the first, unscored, of the next."""
     targets = len(segment.tokens) - 1
     cuts = sorted({targets * row // rows for row in range(rows + 1)})
-    parts = [Segment(*(column[begin : end + 1].clone() for column in segment)) for begin, end in itertools.pairwise(cuts)]
+    own = [slice(begin, end + 1) for begin, end in itertools.pairwise(cuts)]
+    parts = [Segment(segment.tokens[cut], segment.widths[cut], segment.scored[cut].clone()) for cut in own]
     for part in parts:
         part.scored[0] = False
     return parts

@@ -16,6 +16,20 @@ from ..nn import MirasLayer, Recipe, SlidingWindowAttention, bounded, recipe_of
 from ..spec import Spec
 from ..types import require, require_count
 
+# what other configurations call these fields
+OTHERS = {
+    **dict.fromkeys(("num_layers", "n_layer", "n_layers", "layers", "depth"), "num_hidden_layers"),
+    **dict.fromkeys(("num_heads", "n_head", "n_heads", "heads"), "num_attention_heads"),
+    **dict.fromkeys(("d_model", "n_embd", "dim", "hidden_dim"), "hidden_size"),
+    **dict.fromkeys(("window", "window_size"), "sliding_window"),
+    "chunk": "chunk_size",
+}
+
+
+def whole(value: object, least: int) -> bool:
+    """Whether a value is an integer, and not too small."""
+    return isinstance(value, int) and not isinstance(value, bool) and value >= least
+
 
 class MirasConfig(PreTrainedConfig):
     """A Llama-style language model around any memory.
@@ -81,16 +95,10 @@ class MirasConfig(PreTrainedConfig):
     def __post_init__(self, **kwargs: Any) -> None:
         # Hugging Face's configurations keep whatever they are given; a slip of ours would pass in silence
         for name in kwargs:
+            require(name not in OTHERS, f"MirasConfig has no {name}: did you mean {OTHERS.get(name)}?")
             near = difflib.get_close_matches(name, [field.name for field in dataclasses.fields(self)], n=1, cutoff=0.85)
             require(not near, f"MirasConfig has no {name}: did you mean {', '.join(near)}?")
-        spec = presets.get(self.spec) if isinstance(self.spec, str) else self.spec
-        self.spec = spec.to_dict() if isinstance(spec, Spec) else Spec.from_dict(spec).to_dict()
-        for name in ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"):
-            value = getattr(self, name)
-            require(isinstance(value, int) and value >= 1, f"{name} must be an integer of 1 or more, got {value!r}")
-        require_count(head_dim=self.head_dim, value_head_dim=self.value_head_dim, chunk_size=self.chunk_size)
-        pad, words = self.pad_token_id, self.vocab_size
-        require(pad is None or pad < words, f"pad_token_id must lie below vocab_size={words} or be None, got {pad}")
+        self.check()
         if self.head_dim is None:
             require(
                 self.hidden_size % self.num_attention_heads == 0,
@@ -98,10 +106,38 @@ class MirasConfig(PreTrainedConfig):
                 "give head_dim",
             )
             self.head_dim = self.hidden_size // self.num_attention_heads
-        require(self.loss_chunk >= 0, f"loss_chunk must be >= 0, got {self.loss_chunk}")
-        window = self.sliding_window
-        require(window is None or window >= 1, f"sliding_window must be 1 or more, or None, got {window}")
         super().__post_init__(**kwargs)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        # a spec is kept spelled out, however it is given and whenever
+        if name == "spec":
+            spec = presets.get(value) if isinstance(value, str) else value
+            value = spec.to_dict() if isinstance(spec, Spec) else Spec.from_dict(spec).to_dict()
+        super().__setattr__(name, value)
+
+    def check(self) -> None:
+        """Refuse values that no model can have; models ask again, since a configuration may be changed."""
+        for name in ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"):
+            require(whole(getattr(self, name), 1), f"{name} must be an integer of 1 or more, got {getattr(self, name)!r}")
+        require(whole(self.loss_chunk, 0), f"loss_chunk must be an integer of 0 or more, got {self.loss_chunk!r}")
+        taps = self.conv_kernel
+        require(taps is None or whole(taps, 0), f"conv_kernel must be an integer of 0 or more, or None, got {taps!r}")
+        require_count(
+            head_dim=self.head_dim,
+            value_head_dim=self.value_head_dim,
+            chunk_size=self.chunk_size,
+            sliding_window=self.sliding_window,
+            gate_rank=self.gate_rank,
+        )
+        for name in ("rope_base", "rms_norm_eps"):
+            require(getattr(self, name) > 0, f"{name} must be > 0, got {getattr(self, name)!r}")
+        require(self.initializer_range >= 0, f"initializer_range must be >= 0, got {self.initializer_range!r}")
+        require(isinstance(self.value_norm, bool), f"value_norm must be True or False, got {self.value_norm!r}")
+        pad, words = self.pad_token_id, self.vocab_size
+        require(
+            pad is None or (whole(pad, 0) and pad < words),
+            f"pad_token_id must lie below vocab_size={words} or be None, got {pad!r}",
+        )
 
     @property
     def memory(self) -> Spec:

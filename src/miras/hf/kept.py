@@ -17,7 +17,7 @@ from transformers.utils import ModelOutput
 from miras import __version__
 
 from ..nn.block import BlockState
-from ..types import require
+from ..types import is_text, require
 from . import memory_file
 from .cache import MirasCache, tensors
 
@@ -80,6 +80,12 @@ class KeptMemory(NamedTuple):
         require(isinstance(cache, MirasCache) and cache.states is not None, "generate returned no cache: leave use_cache on")
         unseen = sequences.shape[1] - cache.get_seq_length()
         require(unseen == 1, f"the cache must be one token behind the sequences, but is {unseen} behind")
+        over = [] if cache.ending is None else cache.ending.over(sequences, cache.get_seq_length()).nonzero().flatten().tolist()
+        require(
+            not over,
+            f"rows {over} ended before the others, and a memory is kept of rows that end together: generate them apart, or "
+            "with min_new_tokens as large as max_new_tokens",
+        )
         return KeptMemory(cache.states, sequences[:, -1:].clone(), self.tokens - 1 + sequences.shape[1], self.model)
 
     def save(self, path: str | Path) -> None:
@@ -160,6 +166,7 @@ def _device(model: MirasForCausalLM) -> torch.device:
 def _ids(model: MirasForCausalLM, text: str | Tensor | Sequence[int], memory: KeptMemory | None, tokenizer: Any) -> Tensor:
     """Tokens ``[B,T]`` of a text or of tokens; what marks a text's beginning is put in front of the first one alone."""
     if isinstance(text, str):
+        require(is_text(text), "the text has characters that are none: half of a surrogate pair, or stray bytes")
         tokenizer = tokenizer_of(model) if tokenizer is None else tokenizer
         text = tokenizer(text, add_special_tokens=memory is None, verbose=False).input_ids
     require(not isinstance(text, Mapping), f"give a text, a tensor or a list of tokens, got {type(text).__name__}")

@@ -126,7 +126,9 @@ def digest(model: MirasForCausalLM) -> str:
     Empty where a weight is not at hand because it is offloaded.
     """
     sha = hashlib.sha256()
-    for name, weight in sorted(model.named_parameters()):
+    # a compiled model's names say so, and are the same but for that
+    named = {name.replace("_orig_mod.", ""): weight for name, weight in model.named_parameters()}
+    for name, weight in sorted(named.items()):
         if weight.is_meta:
             return ""
         flat = weight.detach().flatten()

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
-from transformers import GenerationMixin, PreTrainedModel
+from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
 from transformers.utils import can_return_tuple
@@ -28,6 +28,7 @@ from ..nn.norm import Gained, RMSNorm
 from ..types import require
 from .cache import MirasCache, check_cache
 from .configuration import MirasConfig
+from .generation import MirasGenerationMixin
 from .kept import KeptMemory, read
 from .layout import packing_of
 from .loading import whole
@@ -87,6 +88,16 @@ class MirasPreTrainedModel(PreTrainedModel):
             checks.how(layer.spec, layer.form, layer.chunk_size, backend, layer.recompute)
             layer.backend = backend
 
+    def resize_token_embeddings(self, *args: Any, **kwargs: Any) -> Any:
+        """As in transformers; a padding token that is gone is none any more."""
+        made = super().resize_token_embeddings(*args, **kwargs)
+        pad = self.config.pad_token_id
+        if pad is not None and pad >= self.config.vocab_size:
+            self.config.pad_token_id = None
+            if self.generation_config is not None:
+                self.generation_config.pad_token_id = None
+        return made
+
     @classmethod
     def _supports_default_dynamic_cache(cls) -> bool:
         """No: the model makes its own cache."""
@@ -105,6 +116,7 @@ class MirasModel(MirasPreTrainedModel):
     """Embeddings, blocks and a last norm: tokens ``[B,T]`` to hidden states ``[B,T,C]``."""
 
     def __init__(self, config: MirasConfig) -> None:
+        config.check()
         super().__init__(config)
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size, config.pad_token_id)
         self.layers = nn.ModuleList(
@@ -186,7 +198,7 @@ class MirasModel(MirasPreTrainedModel):
         return (*hidden, x if packing is None else packing.unpack(x))
 
 
-class MirasForCausalLM(MirasPreTrainedModel, GenerationMixin):
+class MirasForCausalLM(MirasPreTrainedModel, MirasGenerationMixin):
     """The model with a head that predicts the next token.
 
     >>> import torch
@@ -295,11 +307,3 @@ class MirasForCausalLM(MirasPreTrainedModel, GenerationMixin):
             progress: called with the number of tokens read and of all.
         """
         return read(self, text, memory=memory, tokenizer=tokenizer, stretch=stretch, progress=progress)
-
-    def _prepare_cache_for_generation(
-        self, generation_config: Any, model_kwargs: dict[str, Any], *args: Any, **kwargs: Any
-    ) -> None:
-        """Begin with an empty cache, so that a long prompt may be read in stretches."""
-        super()._prepare_cache_for_generation(generation_config, model_kwargs, *args, **kwargs)
-        if generation_config.use_cache is not False and model_kwargs.get("past_key_values") is None:
-            model_kwargs["past_key_values"] = MirasCache(len(self.model.layers))

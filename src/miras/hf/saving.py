@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -16,6 +17,9 @@ from ..nn import RECIPES
 if TYPE_CHECKING:
     from .modeling import MirasPreTrainedModel
 
+# as transformers names them: whole or in shards, of a variant or not, and the list of the shards
+WEIGHTS = re.compile(r"model(?:\.(.+?))?(?:-\d{5}-of-\d{5})?\.safetensors")
+INDEX = re.compile(r"model\.safetensors\.index(?:\.(.+?))?\.json")
 SHIM = "modeling_miras"
 AUTO_MAP = {
     "AutoConfig": f"{SHIM}.MirasConfig",
@@ -107,25 +111,46 @@ def save_with_card(model: MirasPreTrainedModel, folder: Any, save: Callable[...,
     """Save by ``save``, with the shim, and with a card where there is none yet; a file takes its name when it is complete."""
     model.config.auto_map = dict(AUTO_MAP)
     path = Path(folder)
-    if path.is_file() or options.get("push_to_hub") or not options.get("is_main_process", True):
+    if path.is_file() or not options.get("is_main_process", True):
         save(folder, **options)
         return
     path.mkdir(parents=True, exist_ok=True)
+    if options.get("push_to_hub"):
+        # what lies in the folder is what goes up
+        _beside(model, path, path)
+        save(folder, **options)
+        return
     with tempfile.TemporaryDirectory(dir=path, prefix=".saving-") as temporary:
         begun = Path(temporary)
         with writing_tensors(path):
             save(temporary, **options)
-        (begun / f"{SHIM}.py").write_text(SHIM_TEXT)
-        if not (path / "README.md").exists():
-            (begun / "README.md").write_text(card(model, path.resolve().name))
+        _beside(model, begun, path)
         _move(begun, path)
 
 
+def _beside(model: MirasPreTrainedModel, begun: Path, path: Path) -> None:
+    """The shim, and the card where a folder has none, among files that are on their way to it."""
+    (begun / f"{SHIM}.py").write_text(SHIM_TEXT)
+    if not (path / "README.md").exists():
+        (begun / "README.md").write_text(card(model, path.resolve().name))
+
+
 def _move(begun: Path, path: Path) -> None:
-    """Every complete file to its place, and weights of an earlier save away."""
+    """Every complete file to its place, and what an earlier save of the same weights left there away."""
     new = {file.name for file in begun.iterdir()}
     for name in sorted(new):
         os.replace(begun / name, path / name)
-    for old in path.glob("model*.safetensors*"):
-        if old.name not in new:
+    kinds = {variant_of(name) for name in new} - {None}
+    for old in path.iterdir():
+        if old.name not in new and variant_of(old.name) in kinds:
             old.unlink()
+
+
+def variant_of(name: str) -> str | None:
+    """The variant whose weights a file holds, or lists, "" for those without a name; None for any other file.
+
+    >>> [variant_of(name) for name in ("model-00001-of-00002.safetensors", "model.fp16.safetensors", "model_ema.safetensors")]
+    ['', 'fp16', None]
+    """
+    found = WEIGHTS.fullmatch(name) or INDEX.fullmatch(name)
+    return None if found is None else found.group(1) or ""

@@ -35,5 +35,7 @@ def byte_tokenizer() -> PreTrainedTokenizerFast:
         eos_token=EOS,
         padding_side="left",
         clean_up_tokenization_spaces=False,
+        # in a text "<eos>" is five bytes
+        split_special_tokens=True,
         model_input_names=["input_ids", "attention_mask"],
     )

@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from .. import checks
 from ..forms.common import split
 from ..types import require
 from .functional import turned, turns
@@ -78,6 +79,7 @@ class SlidingWindowAttention(nn.Module):
         if cu_seqlens is None:
             y, state = self._attend(q, k, v, state, None)
         else:
+            checks.packing(cu_seqlens, *x.shape[:2])
             # rows filled up on the right; each sees its own tokens alone
             lengths = Places.of(cu_seqlens).lengths
             rows = Packing.of(torch.arange(int(lengths.max()), device=x.device) < lengths[:, None])
@@ -94,13 +96,18 @@ class SlidingWindowAttention(nn.Module):
         if state is None:
             empty = k.new_zeros(batch, self.window, self.heads, self.width)
             state = WindowState(empty, empty, torch.zeros(batch, dtype=torch.long, device=q.device))
+        said = f"state must be what a call of this layer returned, got {type(state).__name__}"
+        require(isinstance(state, WindowState), said)
+        wanted, got = [batch, self.window, self.heads, self.width], list(state.keys.shape)
+        require(got == wanted, f"state must hold keys {wanted}, got {got}: another window, batch or layer")
         positions = state.seen[:, None] + torch.arange(time, device=q.device)
         angles = turns(positions, self.width, self.rope, q.dtype)
         q, k = turned(q, *angles), turned(k, *angles)
         keys, values = torch.cat([state.keys.to(k.dtype), k], 1), torch.cat([state.values.to(v.dtype), v], 1)
         y = windowed(q, keys, values, state.seen) if time else q
         if lengths is None:
-            return y, WindowState(keys[:, time:], values[:, time:], state.seen + time)
+            # copies: what stays must not hold the whole call's tokens
+            return y, WindowState(keys[:, time:].clone(), values[:, time:].clone(), state.seen + time)
         last = lengths[:, None] + torch.arange(self.window, device=q.device)
         kept = [x.gather(1, last[:, :, None, None].expand(-1, -1, *x.shape[2:])) for x in (keys, values)]
         return y, WindowState(kept[0], kept[1], state.seen + lengths)

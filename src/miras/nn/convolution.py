@@ -26,7 +26,8 @@ def taps(x: Tensor, window: Tensor, places: Places | None) -> tuple[list[Tensor]
     if places is None:
         seen = torch.cat([window, x], 1)
         time = x.shape[1]
-        return [seen[:, reach - back : reach - back + time] for back in range(reach + 1)], seen[:, time:]
+        # a window that stays must not hold the whole call's tokens
+        return [seen[:, reach - back : reach - back + time] for back in range(reach + 1)], seen[:, time:].clone()
     # windows first, tokens behind them: an index points into either
     seen = torch.cat([window.flatten(0, 1), x[0]])
     token = torch.arange(x.shape[1], device=x.device)
@@ -112,7 +113,8 @@ class ShortConvolution(nn.Module):
             return F.silu(y) if silu else y, after
         before = window.to(x.dtype)
         time, reach = x.shape[1], self.width - 1
-        after = x[:, time - reach :] if time >= reach else torch.cat([before[:, time:], x], 1)
+        # a copy: what stays must not hold the whole call's tokens
+        after = x[:, time - reach :].clone() if time >= reach else torch.cat([before[:, time:], x], 1)
         if fuses(x, self.weight):
             from ..kernels.convolution import convolution
 
