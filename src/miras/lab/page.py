@@ -75,7 +75,7 @@ def page(plan: Plan, found: list[Line], pictures: list[Path]) -> str:
         table = choice_table(plan, found, stage) if chooses(plan, stage) else stage_table(plan, own)
         parts += [
             f"## {stage}",
-            f"{why[:1].upper()}{why[1:]}{'' if why.endswith('?') else '.'}" if why else "",
+            f"{why[:1].upper()}{why[1:]}{'' if why.endswith(('?', '.', '.)')) else '.'}" if why else "",
             markdown(table),
         ]
         parts += ["† the best rate tried lies at the end of those that were."] if "†" in markdown(table) else []
