@@ -135,7 +135,7 @@ def test_words_keep_their_spaces():
         ([], "nothing to continue"),
         (["--prompt", "a", "--max-new-tokens", "0"], "1 or more, got 0"),
         (["--prompt", "a\udcff"], "the prompt is not UTF-8 text"),
-        (["--prompt", "a", "--temperature", "0"], "must be > 0, got 0.0"),
+        (["--prompt", "a", "--temperature", "0"], "must be 1e-4 or more, got 0.0"),
         (["--prompt", "a", "--top-p", "1.5"], "in (0, 1], got 1.5"),
         (["--prompt", "a", "--greedy", "--top-p", "0.5"], "--greedy draws nothing"),
         (["--prompt", "a", "--state", "none.safetensors"], "there is no memory file none.safetensors"),

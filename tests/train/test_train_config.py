@@ -54,7 +54,6 @@ def test_a_choice_may_be_called_none():
 WRONG = [
     (("--import", "mine"), r"--import stands before the command: miras --import MODULE train \.\.\."),
     (("yaad-tiny",), r"miras train takes options alone, got yaad-tiny: did you mean --model\.name yaad-tiny\?"),
-    (("--data.valid_share", "0.5"), r"the embedded one is split already: give --data\.path"),
     (("--optim.lrr", "1"), r"no option --optim\.lrr, did you mean --optim\.lr\? \(miras train --help lists them\)"),
     (("--steps", "1"), r"no option --steps, did you mean --optim\.steps\?"),
     (("--optim.steps", "many"), r"--optim\.steps is an integer, got 'many'"),

@@ -44,7 +44,9 @@ class DataConfig:
         "a file or folder of .txt, .jsonl, .parquet (.xz, .gz), a folder of shards, or a dataset's name; none: embedded text",
     )
     valid_path: str | None = option(None, "text for validation, instead of a part of the above")
-    valid_share: float = option(0.01, "the part of the documents that is set aside for validation")
+    valid_share: float = option(
+        0.01, "the part of the documents that is set aside for validation; the embedded text is split already"
+    )
     field: str = option("text", "the field or column that holds the text")
     subset: str | None = option(None, "the subset of a Hugging Face dataset")
     split: str = option("train", "the split of a Hugging Face dataset")
@@ -62,8 +64,6 @@ class DataConfig:
         positive("data", length=self.length, batch=self.batch, max_tokens=self.max_tokens)
         at_least_zero("data", workers=self.workers)
         require(0 < self.valid_share < 1, f"data.valid_share must lie between 0 and 1, got {self.valid_share}")
-        split = self.path is None and self.valid_share != type(self).__dataclass_fields__["valid_share"].default
-        require(not split, "data.valid_share splits a text of your own, the embedded one is split already: give --data.path")
 
 
 @dataclass(frozen=True, kw_only=True)
