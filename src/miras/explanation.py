@@ -47,6 +47,11 @@ class Asked(NamedTuple):
     channels: int | None
     chunk_size: int
 
+    @property
+    def usual(self) -> tuple[torch.dtype, int]:
+        """The dtype and channels to ask about: those that are known, or the usual ones."""
+        return self.dtype or torch.bfloat16, self.channels or 64
+
 
 def explain(
     spec: Spec,
@@ -87,21 +92,23 @@ def explain(
 def refusal(spec: Spec, backend: Backend, asked: Asked) -> str | None:
     """Why a backend that is named cannot run the calls asked about, or None where it can."""
     if backend == "triton":
-        dtype, channels = asked.dtype or torch.bfloat16, asked.channels or 64
-        return kernels_refuse(spec, asked.device, dtype, channels, asked.chunk_size, named=True)
-    if backend == "fla":
-        from .kernels import matrix_fla
+        return kernels_refuse(spec, asked.device, *asked.usual, asked.chunk_size, named=True)
+    return fla_refuses(spec, asked, named=True) if backend == "fla" else None
 
-        width = asked.channels or matrix_fla.WIDE
-        dtype = asked.dtype or torch.bfloat16
-        return matrix_fla.why_not(spec, matrix_fla.Call(asked.device, dtype, (width, width), None, asked.gradients, named=True))
-    return None
+
+def fla_refuses(spec: Spec, asked: Asked, named: bool = False) -> str | None:
+    """Why fla cannot run the calls asked about or, unless it is named, should not."""
+    from .kernels import matrix_fla
+
+    dtype, width = asked.usual
+    call = matrix_fla.Call(asked.device, dtype, (width, width), backward=asked.gradients, named=named)
+    return matrix_fla.why_not(spec, call)
 
 
 def explain_deep(spec: Spec, asked: Asked) -> tuple[Backend, str]:
     """What a GPU does with a deep memory, and why."""
-    device, dtype, channels = asked.device, asked.dtype or torch.bfloat16, asked.channels or 64
-    refused = kernels_refuse(spec, device, dtype, channels, asked.chunk_size)
+    device = asked.device
+    refused = kernels_refuse(spec, device, *asked.usual, asked.chunk_size)
     backend: Backend = "torch" if refused else "triton"
     where = "fused kernels"
     where += " for 48, 64, 96 or 128 channels a head, plain PyTorch otherwise" if asked.channels is None else ""
@@ -116,7 +123,7 @@ def explain_deep(spec: Spec, asked: Asked) -> tuple[Backend, str]:
         return backend, where
     from .kernels import decode
 
-    refused = decode.why_not(spec, device, dtype, channels)
+    refused = decode.why_not(spec, device, *asked.usual)
     return backend, where + ("; a token alone by the fused decoding step" if refused is None else f"; {refused}")
 
 
@@ -124,9 +131,8 @@ def explain_matrix(spec: Spec, asked: Asked) -> tuple[Backend, str]:
     """What a GPU does with a matrix memory, and why."""
     from .kernels import matrix_fla
 
-    device, backward, width = asked.device, asked.gradients, asked.channels or matrix_fla.WIDE
-    call = matrix_fla.Call(device, asked.dtype or torch.bfloat16, (width, width), backward=backward)
-    refused = matrix_fla.why_not(spec, call)
+    device, backward = asked.device, asked.gradients
+    refused = fla_refuses(spec, asked)
     if refused is not None:
         return "torch", f"plain PyTorch on {device.type}, since {refused}"
     found = matrix_fla.plan(spec)

@@ -208,6 +208,11 @@ def require_count(**given: object) -> None:
         require(whole, f"{name} must be an integer of 1 or more, or None, got {value!r}")
 
 
+def require_text(text: str) -> None:
+    """Refuse a text of which some characters are none."""
+    require(is_text(text), "the text has characters that are none: half of a surrogate pair, or stray bytes")
+
+
 def is_text(text: str) -> bool:
     """Whether every character of a text is one: stray bytes, and halves that JSON can spell alone, are surrogates."""
     try:

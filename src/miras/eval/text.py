@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ..data.sources import OPENERS, Complaints, Files, kind_of
-from ..types import is_text, require
+from ..types import require, require_text
 
 # characters tokenised at once: their offsets are Python objects, which take a hundred times the room of the text
 PIECE = 1_000_000
@@ -78,7 +78,8 @@ def text_of(texts: str | Iterable[str], tokenizer: Any, title: str = "the text")
     start = tokenizer.bos_token_id if tokenizer.eos_token_id is None else tokenizer.eos_token_id
     require(start is not None, "the tokenizer names no end-of-text token, so there is nothing to begin a text with")
     texts = [texts] if isinstance(texts, str) else list(texts)
-    require(all(map(is_text, texts)), "the text has characters that are none: half of a surrogate pair, or stray bytes")
+    for text in texts:
+        require_text(text)
     return Text(title=title, start=start, documents=tuple(encoded(text, tokenizer) for text in texts))
 
 

@@ -54,7 +54,8 @@ class MirasGenerationMixin(GenerationMixin):
         given = {"past_key_values": past_key_values, "attention_mask": attention_mask, "inputs_embeds": inputs_embeds}
         made: dict[str, Any] = super().prepare_inputs_for_generation(input_ids, next_sequence_length, **given, **kwargs)
         ending = past_key_values.ending if isinstance(past_key_values, MirasCache) else None
-        if past_key_values is not None and ending is not None:
+        # a row alone ends the loop with itself, and asking would wait for the device at every token
+        if past_key_values is not None and ending is not None and len(input_ids) > 1:
             over = ending.over(input_ids, past_key_values.get_seq_length())
             if bool(over.any()):
                 mask = made.get("attention_mask")

@@ -17,7 +17,7 @@ from transformers.utils import ModelOutput
 from miras import __version__
 
 from ..nn.block import BlockState
-from ..types import is_text, require
+from ..types import require, require_text
 from . import memory_file
 from .cache import MirasCache, tensors
 
@@ -166,7 +166,7 @@ def _device(model: MirasForCausalLM) -> torch.device:
 def _ids(model: MirasForCausalLM, text: str | Tensor | Sequence[int], memory: KeptMemory | None, tokenizer: Any) -> Tensor:
     """Tokens ``[B,T]`` of a text or of tokens; what marks a text's beginning is put in front of the first one alone."""
     if isinstance(text, str):
-        require(is_text(text), "the text has characters that are none: half of a surrogate pair, or stray bytes")
+        require_text(text)
         tokenizer = tokenizer_of(model) if tokenizer is None else tokenizer
         text = tokenizer(text, add_special_tokens=memory is None, verbose=False).input_ids
     require(not isinstance(text, Mapping), f"give a text, a tensor or a list of tokens, got {type(text).__name__}")

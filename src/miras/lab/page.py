@@ -76,9 +76,9 @@ def page(plan: Plan, found: list[Line], pictures: list[Path]) -> str:
         parts += [
             f"## {stage}",
             f"{why[:1].upper()}{why[1:]}{'' if why.endswith(('?', '.', '.)')) else '.'}" if why else "",
-            markdown(table),
+            made := markdown(table),
         ]
-        parts += ["† the best rate tried lies at the end of those that were."] if "†" in markdown(table) else []
+        parts += ["† the best rate tried lies at the end of those that were."] if "†" in made else []
         parts += thrown_off(plan, found, stage)
         for name in long_reads(own):
             said = f"{UNITS[unit_of(plan)].capitalize()} by place, <code>{name}</code>"

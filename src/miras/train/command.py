@@ -126,14 +126,14 @@ def work(job: Job, progress: Progress, resume: bool) -> Ending:
     loader(job, 0)
     interval(config, job.language_model)
     spread(job.corpus.valid, config.data.length, config.log.eval_sequences)
-    introduce(job, progress)
+    ways = engine.ways(job.language_model)
+    introduce(job, progress, ways)
     place = restore(job, progress) if resume else Place()
     metrics = None
     # another run may have begun there while this one read its text
     engine.on_first(lambda: run.check_folder(job.folder, resume))
     if engine.first:
-        about = engine.about(job.model) | {"memories": engine.ways(job.language_model)}
-        run.begin(job.folder, config, job.corpus, job.parameters, about)
+        run.begin(job.folder, config, job.corpus, job.parameters, engine.about(job.model) | {"memories": ways})
         metrics = Metrics(job.folder / "metrics.jsonl")
         metrics.cut(place.step)
     options = {f"{section}.{key}": value for section, keys in to_dict(config).items() for key, value in keys.items()}
@@ -146,7 +146,7 @@ def work(job: Job, progress: Progress, resume: bool) -> Ending:
             picture(job)
 
 
-def introduce(job: Job, progress: Progress) -> None:
+def introduce(job: Job, progress: Progress, ways: list[str]) -> None:
     """What is about to happen, in a few lines."""
     config, engine, corpus = job.config, job.engine, job.corpus
     for warning in corpus.warnings:
@@ -156,7 +156,7 @@ def introduce(job: Job, progress: Progress) -> None:
         f"model  {config.model.name}, {job.parameters:,} parameters, {config.steps} steps of {config.data.batch} x "
         f"{config.data.length} tokens on {engine.processes} x {engine.device.type}"
     )
-    for way in engine.ways(job.language_model):
+    for way in ways:
         progress.say(f"memory {way}")
     progress.say(f"run    {job.folder}")
 
