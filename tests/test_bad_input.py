@@ -101,6 +101,15 @@ def test_keys_given_or_missing_against_the_spec():
         memorize(presets.deltanet(), q, None, v, Gates(eta=torch.ones(2)), form="recurrent")
 
 
+@pytest.mark.parametrize(
+    ("norm", "said"), [(torch.ones(2, 4), "Tensor"), ((torch.ones(2, 4), 1.0), r"\['Tensor', 'float'\]"), ([], r"\[\]")]
+)
+def test_a_norm_that_is_no_pair(norm, said):
+    q, k, v, gates, keywords = draw(presets.yaad(), **GOOD)
+    with pytest.raises(ValueError, match=rf"norm must be two tensors, \(gain, shift\), got {said}"):
+        memorize(presets.yaad(), q, k, v, gates, **(keywords | {"norm": norm}))
+
+
 def test_other_gates_out_of_range():
     for spec, name, value, message in (
         (presets.titans_lmm(), "mu", 1.0, r"gates.mu must be in \[0, 1\) everywhere, got 1"),

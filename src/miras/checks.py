@@ -232,10 +232,9 @@ def norm_of(spec: Spec, norm: tuple[Tensor, Tensor] | None, shapes: Shapes, like
     if norm is None:
         return None
     require(spec.memory.normed, f"norm was given, but {spec.memory.label} has no LayerNorm")
+    given = [type(x).__name__ for x in norm] if isinstance(norm, tuple | list) else type(norm).__name__
     pair = isinstance(norm, tuple | list) and len(norm) == 2 and all(isinstance(x, Tensor) for x in norm)
-    require(
-        pair, f"norm must be two tensors, (gain, shift), got {type(norm).__name__ if not isinstance(norm, tuple) else norm}"
-    )
+    require(pair, f"norm must be two tensors, (gain, shift), got {given}")
     for name, x in zip(("gain", "shift"), norm, strict=True):
         require(x.is_floating_point(), f"norm's {name} must be a floating-point tensor, got {x.dtype}")
         require(x.device == like.device, f"norm's {name} is on {x.device}, but q is on {like.device}")

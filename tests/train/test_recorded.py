@@ -6,9 +6,12 @@ from types import SimpleNamespace
 import pytest
 import torch
 from accelerate.utils import DistributedType
+from torch.utils._python_dispatch import TorchDispatchMode
 
+from miras.hf import MirasConfig, MirasForCausalLM
 from miras.train import passes
 from miras.train.config import EngineConfig
+from miras.train.models import Objective
 
 STEPS = ["--optim.steps", "7", "--log.eval_every", "3", "--log.plot", "false", "--log.noise_every", "0"]
 
@@ -117,6 +120,42 @@ def test_a_recording_that_fails_says_why(monkeypatch, error, told, said):
     monkeypatch.setattr(passes, "Recorded", failing)
     with pytest.raises(told, match=said):
         passes.recording(lambda: None)
+
+
+class Looked(TorchDispatchMode):
+    """Counts the operators whose result the processor has to look at: a GPU cannot record those, and a training waits for each."""
+
+    def __init__(self):
+        super().__init__()
+        self.names = []
+
+    def __torch_dispatch__(self, operator, types, args=(), kwargs=None):
+        if operator.overloadpacket.__name__ in ("_local_scalar_dense", "masked_select", "nonzero", "is_nonzero", "equal"):
+            self.names.append(operator.name())
+        return operator(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("name", ["yaad", "moneta-anchored", "memora", "titans_lmm", "ttt_linear"])
+def test_no_pass_looks_at_what_it_computes(name, monkeypatch):
+    """By the kernels, in Triton's interpreter: what a GPU is to record. Nor is a tensor written out, which hides from modes."""
+    pytest.importorskip("triton")
+    for kind in (torch.Tensor, torch.nn.Parameter):
+        monkeypatch.setattr(kind, "__repr__", lambda tensor: looked.names.append("repr") or "")
+    config = MirasConfig.preset(
+        f"{name}-tiny",
+        hidden_size=32,
+        num_attention_heads=2,
+        num_hidden_layers=1,
+        intermediate_size=32,
+        vocab_size=16,
+        chunk_size=16,
+    )
+    model = Objective(MirasForCausalLM(config))
+    model.model.set_backend("triton")
+    tokens = torch.randint(16, (1, 33))
+    with Looked() as looked:
+        model(tokens[:, :-1], tokens[:, 1:], None, 32).backward()
+    assert looked.names == []
 
 
 @pytest.mark.gpu
