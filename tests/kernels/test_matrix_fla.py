@@ -398,6 +398,17 @@ def test_gradients_of_narrow_heads_are_refused_where_they_are_compiled_incorrect
     assert matrix_fla.why_not(presets.linear_attention(), call) is None
 
 
+def test_mesas_forward_pass_is_refused_for_narrow_heads_too(wrong_backward, monkeypatch):
+    """It failed its comparison at 32 channels on an H200 under Triton 3.6."""
+    call = matrix_fla.Call(torch.device("cuda"), torch.bfloat16, (32, 32), backward=False, named=True)
+    assert matrix_fla.why_not(presets.mesa(), call).startswith(
+        "fla's chunk_mesa_net is wrong for 32 channels in 16 bits on Hopper"
+    )
+    assert matrix_fla.why_not(presets.mesa(), call._replace(widths=(64, 64))) is None
+    monkeypatch.setattr(matrix_fla, "machine", lambda device: (8, "3.6.0"))
+    assert matrix_fla.why_not(presets.mesa(), call) is None
+
+
 def test_a_call_of_narrow_heads_is_refused_with_what_to_do(wrong_backward):
     spec, q, k, v, gates, keywords, _ = inputs("deltanet", torch.bfloat16)
     memorize(spec, q, k, v, gates, backend="fla", **keywords)

@@ -135,7 +135,7 @@ def test_runs_that_were_thrown_off_are_counted_at_equal_rates(command, tmp_path)
         line("moneta", 1e-3, 0.0, 2.2), line("moneta-shared", 9e-3, 2.0, None),
     ]  # fmt: skip
     (tmp_path / "enwik8_steps" / "results.jsonl").write_text("".join(json.dumps(one) + "\n" for one in lines))
-    found = command.shared_steps(evidence)
+    found = command.shared_steps(evidence, presets=False)
     assert found.verdict == "not told apart"
     assert found.said.startswith(
         "Of 2 pairs of runs of one model, rate and length, 2 were thrown off with each token's own step, 0"
@@ -151,7 +151,16 @@ def test_runs_that_were_thrown_off_are_counted_at_equal_rates(command, tmp_path)
         for name, share in (("yaad", 0.0), ("yaad-shared", 2.0), ("memora", 0.0), ("memora-shared", 2.0))
     ]
     (tmp_path / "enwik8_steps" / "results.jsonl").write_text("".join(json.dumps(one) + "\n" for one in lines + more))
-    assert command.shared_steps(Evidence(tmp_path)).verdict == "holds here"
+    assert command.shared_steps(Evidence(tmp_path), presets=False).verdict == "holds here"
+    assert command.shared_steps(Evidence(tmp_path), presets=True) == command.NOT_RUN
+    as_presets = [line("yaad", 1e-3, 0.0, None), line("yaad", 1e-3, None, 2.0)]
+    for one in as_presets:
+        one["options"] = {name: value for name, value in one["options"].items() if value is not None}
+    (tmp_path / "enwik8" / "results.jsonl").write_text("".join(json.dumps(one) + "\n" for one in as_presets))
+    found = command.shared_steps(Evidence(tmp_path), presets=True)
+    assert (
+        "1 were thrown off with each token's own step, 0 with shared ones, which added up to 1 (Moneta's to 1/3)" in found.said
+    )
 
 
 def test_a_combination_is_chosen_by_validation(command, tmp_path):

@@ -123,7 +123,7 @@ def test_a_recording_that_fails_says_why(monkeypatch, error, told, said):
 
 
 class Looked(TorchDispatchMode):
-    """Counts the operators whose result the processor has to look at: a GPU cannot record those, and a training waits for each."""
+    """Writes down operators whose result the processor looks at: a GPU cannot record those, and a training waits for each."""
 
     def __init__(self):
         super().__init__()

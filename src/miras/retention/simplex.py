@@ -32,8 +32,10 @@ def slice_mass(weight: Tensor, kind: Slice, c: float | None) -> float:
 
 def log_simplex(logits: Tensor, kind: Slice, c: float | None) -> Tensor:
     """log(c softmax(logits)) over each slice."""
-    total = torch.logsumexp(logits, slice_axes(logits, kind), keepdim=True)
-    return logits - total + math.log(slice_mass(logits, kind, c))
+    axes = slice_axes(logits, kind)
+    # one pass each way
+    shares = torch.log_softmax(logits if len(axes) == 1 else logits.flatten(-2), axes[0] if len(axes) == 1 else -1)
+    return shares.reshape(logits.shape) + math.log(slice_mass(logits, kind, c))
 
 
 def in_simplex(weight: Tensor, kind: Slice, c: float | None) -> Tensor:
