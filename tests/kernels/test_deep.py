@@ -11,7 +11,7 @@ from torch.utils.checkpoint import checkpoint
 
 from comparison import compared, continued, gradients, on_device, parts, read_as, same, tame
 from devices import DEVICE, needs_gpu
-from inputs import cut_gates, draw, leaves, relative
+from inputs import cut_gates, draw, leaves, relative, tensors
 from miras import Spec, algorithm, bias, explain, memorize, memory, presets, retention
 from miras.kernels import arguments as taken
 from miras.kernels import biases, deep_op, launch
@@ -306,6 +306,40 @@ def test_a_gpu_that_nobody_compared_them_on_gets_them_by_name_alone(monkeypatch)
     assert explain(spec, gpu).backend == "triton" and "compared" not in explain(spec, gpu).where
     monkeypatch.setattr(launch, "RESIDENT", False)
     assert explain(spec, gpu).backend == "triton" and "under Triton 3.6, not under" in explain(spec, gpu).where
+
+
+# what the forward pass leaves for the backward one alone
+BACKWARDS = ("o", "late_u1", "slow_u1", "before1", "before2", "lead_o")
+
+
+@pytest.mark.parametrize("name", ["yaad", *CARRIED])
+def test_without_gradients_nothing_is_kept_for_them(name, monkeypatch):
+    """The same outputs and states, and no room for what only the backward pass reads."""
+    made, operator = [], deep_op.deep_forward
+    monkeypatch.setattr(deep_op, "deep_forward", lambda *values: made.append(operator(*values)) or made[-1])
+    arguments = on_device(tame(SPECS[name], B=1, T=37, H=1, K=16), torch.float32)
+    found = []
+    for wanted in (True, False):
+        with torch.set_grad_enabled(wanted):
+            found.append(memorize(SPECS[name], *arguments[:4], chunk_size=16, backend="triton", **arguments[4]))
+    (y, state), (again, end) = found
+    assert torch.equal(y, again) and all(torch.equal(a, b) for a, b in zip(tensors(state), tensors(end), strict=True))
+    with_them, without = (taken.Saved(*x[7:]) for x in made)
+    kept = {part for part in BACKWARDS if getattr(with_them, part).numel()}
+    assert {"o", "late_u1"} <= kept and all(getattr(without, part).numel() == 0 for part in BACKWARDS)
+    assert all(getattr(with_them, part).shape == getattr(without, part).shape for part in set(taken.Saved._fields) - kept)
+
+
+@needs_gpu
+@pytest.mark.parametrize("name", SPECS)
+def test_without_gradients_at_real_sizes_on_a_gpu(name):
+    arguments = on_device(tame(SPECS[name], B=2, T=331, H=4, K=64), torch.bfloat16)
+    found = []
+    for wanted in (True, False):
+        with torch.set_grad_enabled(wanted):
+            y, state = memorize(SPECS[name], *arguments[:4], chunk_size=64, backend="triton", **arguments[4])
+        found.append([y.float(), *(x.float() for x in state.weights)])
+    assert all(relative(a, b) < 1e-6 for a, b in zip(*found, strict=True))
 
 
 @pytest.mark.parametrize("name", CARRIED)

@@ -7,9 +7,9 @@ import torch
 from torch.utils import _pytree as pytree
 
 from comparison import compared, continued, gradients, on_device, parts, same
-from inputs import cut_gates, draw, leaves, relative
+from inputs import cut_gates, draw, leaves, relative, tensors
 from miras import Spec, algorithm, bias, explain, memorize, memory, presets, retention
-from miras.kernels import linear_op, proven
+from miras.kernels import linear_op, linear_passes, proven
 from miras.types import State
 
 
@@ -142,6 +142,22 @@ def test_a_gpu_gets_what_was_compared_there(monkeypatch):
     assert explain(presets.ttt_linear(), "cuda").backend == "triton"
     refused = linear_op.why_not(presets.ttt_linear(), torch.device("cuda"), torch.float32, 64, 64)
     assert refused is not None and "proven for chunks of 16 tokens and 48, 64 channels a head, not for 64 and 64" in refused
+
+
+@pytest.mark.parametrize("name", ["ttt_linear", "huber anchored"])
+def test_without_gradients_nothing_is_kept_for_them(name, monkeypatch):
+    """The same outputs and states, and no room for the norm's inputs, which only the backward pass reads."""
+    made, operator = [], linear_op.linear_forward
+    monkeypatch.setattr(linear_op, "linear_forward", lambda *values: made.append(operator(*values)) or made[-1])
+    arguments = on_device(draw(SPECS[name], B=1, T=37, H=1, K=16), torch.float32)
+    found = []
+    for wanted in (True, False):
+        with torch.set_grad_enabled(wanted):
+            found.append(memorize(SPECS[name], *arguments[:4], chunk_size=16, backend="triton", **arguments[4]))
+    (y, state), (again, end) = found
+    assert torch.equal(y, again) and all(torch.equal(a, b) for a, b in zip(tensors(state), tensors(end), strict=True))
+    with_them, without = (linear_passes.Saved(*x[linear_op.RESULTS :]) for x in made)
+    assert with_them.o.shape == arguments[0].flatten(0, 1).shape and without.o.numel() == 0
 
 
 def test_deterministic():

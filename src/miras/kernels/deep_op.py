@@ -104,20 +104,24 @@ def deep_forward(
     floor: float,
     mass1: float,
     mass2: float,
+    keeps: bool,
 ) -> list[Tensor]:
-    """y, the outgoing weights, the last open chunk's starting weights, the outgoing momentum, and what the backward pass needs."""
+    """y, the outgoing weights, the last open chunk's starting weights, the outgoing momentum, and what the backward pass needs.
+
+    Unless it ``keeps`` that: then what no kernel of this pass reads is left out.
+    """
     tokens = Tokens(q, k, v, eta, log_alpha, delta)
     weights = Weights(w1, w2, anchor1, anchor2, gain, shift)
     link, places = Link(power, floor, mass1, mass2), Rows(*rows)
     own = lead_of(tokens, log_anchors, places, size) if link.mass1 > 0 else None
-    result, saved = forward(Given(tokens, weights, _momentum(momentum), own, places, size, Fused(bias, p), link))
+    result, saved = forward(Given(tokens, weights, _momentum(momentum), own, places, size, Fused(bias, p), link), keeps)
     return [*result, *saved]
 
 
 @deep_forward.register_fake
 def _(q, k, v, eta, log_alpha, delta, *rest):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN002, ANN202
     weights, momentum, rows, size = Weights(*rest[:6]), rest[6], Rows(*rest[8]), rest[9]
-    saved = empty_saved(q, log_alpha, weights, rows.row.shape[0], size, bool(momentum), Link(*rest[12:]))
+    saved = empty_saved(q, log_alpha, weights, rows.row.shape[0], size, bool(momentum), Link(*rest[12:-1]), rest[-1])
     return [*empty_result(q, weights, bool(momentum)), *saved]
 
 
@@ -168,7 +172,7 @@ def _(*given):  # type: ignore[no-untyped-def]  # noqa: ANN002, ANN202
 
 
 def _remember(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
-    own, momentum, log_anchors, rows, ctx.settings = inputs[:12], inputs[12], inputs[13], inputs[14], inputs[15:]
+    own, momentum, log_anchors, rows, ctx.settings = inputs[:12], inputs[12], inputs[13], inputs[14], inputs[15:-1]
     ctx.counts = 12, len(momentum), len(log_anchors), len(rows)
     ctx.save_for_backward(*own, *momentum, *log_anchors, *rows, *output[1:3], *output[7:])
     # what is kept for the backward pass takes no gradient: zeros for it would be a gigabyte
@@ -186,7 +190,7 @@ def _backward(ctx: Any, grads_out: list[Tensor | None]) -> tuple[Tensor | list[T
         grads[12:split],
         grads[split:],
         [None] * len(rows),
-        *[None] * 7,
+        *[None] * 8,
     )
 
 
@@ -239,7 +243,7 @@ def run(
         momentum = [speed1.mT.contiguous(), speed2.contiguous(), *made]
     link = link_of(spec, q.shape[3], w2.shape[2])
     y, new1, new2, tail1, tail2, *rest = deep_forward(
-        *tokens, *states, momentum, log_anchors, list(rows), size, bias.name, bias.p, *link
+        *tokens, *states, momentum, log_anchors, list(rows), size, bias.name, bias.p, *link, torch.is_grad_enabled()
     )
     end, speed = (new1.mT, new2), (rest[0].mT, rest[1]) if momentum else ()
     reached, norms = State(end, end, anchor, speed), None

@@ -155,6 +155,7 @@ def scan(
     A momentum goes along in the same way: ``speed``, ``speeds`` at each chunk's start, the sums in ``last``.
     With a link W = s A the weights here are A, and ``norms`` holds the norm of every state, from which s follows.
     With a mass (of each column of W1 and W2) a chunk's first token takes a step by itself; ``before`` is what it found.
+    What only the backward pass reads is left out where it has no place: ``o``, ``late_u1``, ``slow_u1``, ``lead_o``, ``before``.
     """
     row, head = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
     first, length, chunk0 = tl.load(first_ptr + row), tl.load(length_ptr + row), tl.load(chunk_ptr + row)
@@ -200,8 +201,8 @@ def scan(
             one, own = (number * H + head) * D, (number * H + head) * E * D
             lead(
                 lead_k_ptr + one, lead_v_ptr + one, lead_eta_ptr + one, lead_log_ptr + one, lead_delta_ptr + one, log_anchor1_ptr + base,
-                log_anchor2_ptr + base, gain, shift, lead_o_ptr + one, end1_ptr + base, end2_ptr + base, before1_ptr + own, before2_ptr + own,
-                starts1_ptr + own, starts2_ptr + own, d, D, E, DP, LB, BIAS, P, HAS_DELTA, ANCHORED, MASS1, MASS2, FAST,
+                log_anchor2_ptr + base, gain, shift, lead_o_ptr, end1_ptr + base, end2_ptr + base, before1_ptr, before2_ptr,
+                starts1_ptr + own, starts2_ptr + own, one, own, d, D, E, DP, LB, BIAS, P, HAS_DELTA, ANCHORED, MASS1, MASS2, FAST,
             )
         k, v = tile(k_ptr, token, head, d, H, D, there), tile(v_ptr, token, head, d, H, D, there)
         key = k.to(DOT)
@@ -226,15 +227,17 @@ def scan(
             delta = rows(delta_ptr, token, head, d, delta_token, delta_head, delta_d, there, D)
         u1 = surprise(o, k, v, delta, gain, shift, there, d, D, BIAS, P)
         tl.store(u1_ptr + out, u1, mask=there_d)
-        tl.store(o_ptr + out, o, mask=there_d)
         late_u1 = (-tile(late_ptr, token, head, d, H, D, there) * u1).to(DOT)
-        tl.store(late_u1_ptr + out, late_u1, mask=there_d)
+        if o_ptr is not None:
+            tl.store(o_ptr + out, o, mask=there_d)
+            tl.store(late_u1_ptr + out, late_u1, mask=there_d)
         late_k = tile(late_k_ptr, token, head, d, H, D, there).to(DOT)
         kept = tl.load(kept_ptr + (number * H + head) * D + d, mask=d < D, other=0.0)[None, :]
         u1_t = tl.trans(u1.to(DOT))
         if MOMENTUM:
             slow_u1 = (-tile(slow_ptr, token, head, d, H, D, there) * u1).to(DOT)
-            tl.store(slow_u1_ptr + out, slow_u1, mask=there_d)
+            if slow_u1_ptr is not None:
+                tl.store(slow_u1_ptr + out, slow_u1, mask=there_d)
             slow_k = tile(slow_k_ptr, token, head, d, H, D, there).to(DOT)
             carried = tl.load(sigma_ptr + (number * H + head) * C + C - 1)
             grown = tl.load(grown_end_ptr + number * H + head)
@@ -356,9 +359,9 @@ def finish(
     eta_token, eta_head, eta_d, alpha_token, alpha_head, alpha_d,
     C: tl.constexpr, DP: tl.constexpr,
     HAS_ALPHA: tl.constexpr, ANCHORED: tl.constexpr, MOMENTUM: tl.constexpr, LINK: tl.constexpr, LED: tl.constexpr,
-    DOT: tl.constexpr, PRECISION: tl.constexpr, FAST: tl.constexpr,
+    KEEPS: tl.constexpr, DOT: tl.constexpr, PRECISION: tl.constexpr, FAST: tl.constexpr,
 ):
-    """The outer layer's decays, norm and residual; the norm's input takes the place of the bare product."""
+    """The outer layer's decays, norm and residual; the norm's input takes the place of the bare product where it is kept."""
     number, head = chunk_and_head(H)
     d, t = tl.arange(0, DP), tl.arange(0, C)
     row, token, there = place(number, row_ptr, first_ptr, length_ptr, chunk_ptr, t, C)
@@ -393,7 +396,8 @@ def finish(
         o *= tl.where((t == C - 1) & there, next1, scale1)[:, None]
     there_d = there[:, None] & (d[None, :] < D)
     out = token[:, None] * H * D + head * D + d[None, :]
-    tl.store(o_ptr + out, o, mask=there_d)
+    if KEEPS:
+        tl.store(o_ptr + out, o, mask=there_d)
     gain = tl.load(gain_ptr + head * D + d, mask=d < D, other=0.0)
     shift = tl.load(shift_ptr + head * D + d, mask=d < D, other=0.0)
     unit, _ = standardise(o, d, D)

@@ -38,10 +38,10 @@ def retained(w, alpha, log_anchor_ptr, at, inside, ANCHORED: tl.constexpr):
 @triton.jit
 def lead(
     k_ptr, v_ptr, eta_ptr, log_alpha_ptr, delta_ptr, log_anchor1_ptr, log_anchor2_ptr, gain, shift, o_ptr,
-    w1_ptr, w2_ptr, before1_ptr, before2_ptr, starts1_ptr, starts2_ptr, d, D: tl.constexpr, E: tl.constexpr, DP: tl.constexpr, LB: tl.constexpr,
+    w1_ptr, w2_ptr, before1_ptr, before2_ptr, starts1_ptr, starts2_ptr, one, own, d, D: tl.constexpr, E: tl.constexpr, DP: tl.constexpr, LB: tl.constexpr,
     BIAS: tl.constexpr, P: tl.constexpr, HAS_DELTA: tl.constexpr, ANCHORED: tl.constexpr, MASS1: tl.constexpr, MASS2: tl.constexpr, FAST: tl.constexpr,
 ):
-    """Advance the weights at ``w1``, ``w2`` by one token; what they were and what they become is kept."""
+    """Advance the weights at ``w1``, ``w2`` by one token; what they become is kept, and what they were, from ``own`` on, where there is a place for it."""
     e = tl.arange(0, LB)
     k, v, eta, alpha = vector(k_ptr, d, D), vector(v_ptr, d, D), vector(eta_ptr, d, D), tl.exp(vector(log_alpha_ptr, d, D))
     sums = tl.zeros([LB, DP], tl.float32)
@@ -49,11 +49,13 @@ def lead(
         hidden = (i * LB + e)[:, None]
         at, inside = hidden * D + d[None, :], (hidden < E) & (d[None, :] < D)
         w1, w2 = weight(w1_ptr, at, inside), weight(w2_ptr, at, inside)
-        tl.store(before1_ptr + at, w1, mask=inside)
-        tl.store(before2_ptr + at, w2, mask=inside)
+        if before1_ptr is not None:
+            tl.store(before1_ptr + own + at, w1, mask=inside)
+            tl.store(before2_ptr + own + at, w2, mask=inside)
         sums += gelu(tl.sum(w2 * k[None, :], 1), FAST)[:, None] * w1
     o = tl.sum(sums, 0)
-    tl.store(o_ptr + d, o, mask=d < D)
+    if o_ptr is not None:
+        tl.store(o_ptr + one + d, o, mask=d < D)
     delta = o
     if HAS_DELTA:
         delta = vector(delta_ptr, d, D)

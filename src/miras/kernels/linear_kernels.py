@@ -76,7 +76,8 @@ def linear_scan(
             delta = rows(delta_ptr + token * delta_token + head * delta_head, t, 0, d, delta_token, delta_head, delta_d, there, D)
         u1 = surprise(o, k, v, delta, gain, shift, there, d, D, BIAS, P)
         tl.store(u1_ptr + here + out, u1, mask=there_d)
-        tl.store(o_ptr + here + out, o, mask=there_d)
+        if o_ptr is not None:
+            tl.store(o_ptr + here + out, o, mask=there_d)
         if HAS_ALPHA:
             kept = tl.load(kept_ptr + (number * H + head) * D + d, mask=d < D, other=0.0)[None, :]
             a = kept * a

@@ -66,17 +66,18 @@ def linear_forward(
     size: int,
     bias: str,
     p: float,
+    keeps: bool,
 ) -> list[Tensor]:
-    """y, the outgoing weight, the last open chunk's starting weight, and what the backward pass needs."""
+    """y, the outgoing weight, the last open chunk's starting weight, and, where it ``keeps`` that, what the backward pass needs."""
     tokens, weight = Tokens(q, k, v, eta, log_alpha, delta), Weight(w, anchor, gain, shift)
-    result, saved = forward(tokens, weight, Rows(*rows), size, Fused(bias, p))
+    result, saved = forward(tokens, weight, Rows(*rows), size, Fused(bias, p), keeps)
     return [*result, *saved]
 
 
 @linear_forward.register_fake
 def _(*given):  # type: ignore[no-untyped-def]  # noqa: ANN002, ANN202
     q, log_alpha, w, rows = given[0], given[4], given[TOKENS], Rows(*given[OWN])
-    return [*empty_result(q, w), *empty_saved(q, rows.row.shape[0], log_alpha is not None)]
+    return [*empty_result(q, w), *empty_saved(q, rows.row.shape[0], log_alpha is not None, given[-1])]
 
 
 @operator("miras::linear_backward")
@@ -110,7 +111,7 @@ def _(*given):  # type: ignore[no-untyped-def]  # noqa: ANN002, ANN202
 
 
 def _remember(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
-    ctx.settings, ctx.shapes = inputs[OWN + 1 :], [x.shape for x in output[:RESULTS]]
+    ctx.settings, ctx.shapes = inputs[OWN + 1 : -1], [x.shape for x in output[:RESULTS]]
     ctx.save_for_backward(*inputs[:OWN], *inputs[OWN], *output[RESULTS:])
     # what is kept for the backward pass takes no gradient
     ctx.set_materialize_grads(False)
@@ -121,7 +122,7 @@ def _backward(ctx: Any, grads_out: list[Tensor | None]) -> tuple[Tensor | list[N
     own, rows, saved = list(islice(it, OWN)), list(islice(it, ROWS)), list(it)
     outer = arrived(grads_out[:RESULTS], (own[0], own[TOKENS], own[TOKENS]), ctx.shapes)
     grads = linear_backward(*own, rows, saved, outer, *ctx.settings)
-    return (*(None if x is None else grad for x, grad in zip(own, grads, strict=True)), [None] * ROWS, *[None] * 3)
+    return (*(None if x is None else grad for x, grad in zip(own, grads, strict=True)), [None] * ROWS, *[None] * 4)
 
 
 linear_forward.register_autograd(_backward, setup_context=_remember)
@@ -147,7 +148,9 @@ def run(
     rows = Rows.of(lengths, size, q.device)
     tokens = laid_out(q, k, v, gates)
     weight = [None if x is None else x.mT.contiguous() for x in (state.accumulated[0], *(state.anchor or (None,)))]
-    y, end, tail, *_ = linear_forward(*tokens, *weight, *gain_and_shift(norm, q), list(rows), size, bias.name, bias.p)
+    y, end, tail, *_ = linear_forward(
+        *tokens, *weight, *gain_and_shift(norm, q), list(rows), size, bias.name, bias.p, torch.is_grad_enabled()
+    )
     reached = State((end.mT,), (end.mT,), state.anchor, ())
     if any(length % size for length in lengths):
         reached = opened(rows, reached, (tail.mT,), tokens[4], size, lengths)

@@ -86,13 +86,13 @@ def options(q: Tensor, size: int, decays: bool, anchored: bool) -> Options:
     )
 
 
-def forward(tokens: Tokens, weight: Weight, rows: Rows, size: int, bias: Fused) -> tuple[Result, Saved]:
-    """The steps at each chunk's end, the scan over chunks, then the readout of all of them."""
+def forward(tokens: Tokens, weight: Weight, rows: Rows, size: int, bias: Fused, keeps: bool = True) -> tuple[Result, Saved]:
+    """The steps at each chunk's end, the scan over chunks, then the readout of all of them; it ``keeps`` what the backward pass needs."""
     q, k, v, eta, log_alpha, delta = tokens
     heads, channels = q.shape[1:]
     w, anchor, gain, shift = weight
     say = options(q, size, log_alpha is not None, anchor is not None)
-    result, saved = empty_result(q, w), empty_saved(q, rows.row.shape[0], log_alpha is not None)
+    result, saved = empty_result(q, w), empty_saved(q, rows.row.shape[0], log_alpha is not None, keeps)
     places, sizes = (rows.first, rows.length, rows.chunk), (heads, channels)
     grid, programs = (rows.row.shape[0] * heads,), (rows.first.shape[0], heads)
     if log_alpha is not None:
@@ -101,7 +101,7 @@ def forward(tokens: Tokens, weight: Weight, rows: Rows, size: int, bias: Fused) 
         )  # fmt: skip
     late = eta if log_alpha is None else saved.late
     linear_scan[programs](
-        k, v, late, saved.kept, delta, w, anchor, gain, shift, saved.starts, saved.u1, saved.o, result.w, result.tail,
+        k, v, late, saved.kept, delta, w, anchor, gain, shift, saved.starts, saved.u1, saved.o if keeps else None, result.w, result.tail,
         *places, *sizes, *strides(late), *strides(delta), BIAS=DEVICE[bias.name].gradient, P=bias.p, HAS_DELTA=delta is not None, **say.scan,
     )  # fmt: skip
     linear_readout[grid](
@@ -165,10 +165,10 @@ def empty_result(q: Tensor, w: Tensor) -> Result:
     return Result(torch.empty_like(q), torch.empty_like(w), torch.empty_like(w))
 
 
-def empty_saved(q: Tensor, chunks: int, decays: bool) -> Saved:
-    """Room for what the backward pass needs."""
+def empty_saved(q: Tensor, chunks: int, decays: bool, keeps: bool) -> Saved:
+    """Room for what the backward pass needs, or, unless it ``keeps`` that, for what the forward pass itself reads again."""
     heads, channels = q.shape[1:]
     late = torch.empty_like(q) if decays else q.new_empty(0)
     kept = q.new_empty((chunks, heads, channels) if decays else 0, dtype=torch.float32)
     starts = q.new_empty(chunks, heads, channels, channels)
-    return Saved(starts, torch.empty_like(q), torch.empty_like(q), late, kept)
+    return Saved(starts, torch.empty_like(q), torch.empty_like(q) if keeps else q.new_empty(0), late, kept)

@@ -108,15 +108,17 @@ def scan_resident(
         if MASS1 > 0:
             own = (number * H + head_n) * E * D
             async_copy.wait_group(1)
-            w1_s.slice(0, 128).store(w1a.to(DOT))
-            w1_s.slice(128, 128).store(w1b.to(DOT))
-            w2_s.slice(0, 128).store(w2a.to(DOT))
-            w2_s.slice(128, 128).store(w2b.to(DOT))
+            if before1_ptr is not None:
+                w1_s.slice(0, 128).store(w1a.to(DOT))
+                w1_s.slice(128, 128).store(w1b.to(DOT))
+                w2_s.slice(0, 128).store(w2a.to(DOT))
+                w2_s.slice(128, 128).store(w2b.to(DOT))
             gl.thread_barrier()
-            put(before1_ptr + own, w1_s, E, D, LINES)
-            put(before2_ptr + own, w2_s, E, D, LINES)
+            if before1_ptr is not None:
+                put(before1_ptr + own, w1_s, E, D, LINES)
+                put(before2_ptr + own, w2_s, E, D, LINES)
             w1a, w1b, w2a, w2b = lead_resident(
-                w1a, w1b, w2a, w2b, token_s, log_anchor1_ptr + base_n, log_anchor2_ptr + base_n, lead_o_ptr + (number * H + head_n) * D,
+                w1a, w1b, w2a, w2b, token_s, log_anchor1_ptr + base_n, log_anchor2_ptr + base_n, lead_o_ptr, (number * H + head_n) * D,
                 D, E, BIAS, P, HAS_DELTA, ANCHORED, MASS1, MASS2, EC,
             )
             gl.thread_barrier()
@@ -177,12 +179,14 @@ def scan_resident(
         late_u1_s.store(late_u1)
         out = (first + n * 64 + t)[:, None] * stride + head_n * D + j[None, :]
         gl.store(u1_ptr + out, u1.to(DOT), mask=there)
-        gl.store(late_u1_ptr + out, late_u1, mask=there)
-        gl.store(o_ptr + out, o.to(DOT), mask=there)
+        if o_ptr is not None:
+            gl.store(late_u1_ptr + out, late_u1, mask=there)
+            gl.store(o_ptr + out, o.to(DOT), mask=there)
         if MOMENTUM:
             slow_u1 = (-slow_s.load(CD).to(gl.float32) * u1).to(DOT)
             slow_u1_s.store(slow_u1)
-            gl.store(slow_u1_ptr + out, slow_u1, mask=there)
+            if slow_u1_ptr is not None:
+                gl.store(slow_u1_ptr + out, slow_u1, mask=there)
         fence_async_shared()
         gl.thread_barrier()
         ahead = first + (n + 1) * 64

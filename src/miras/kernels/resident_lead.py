@@ -86,17 +86,18 @@ def row_softmax(x, start: gl.constexpr, E: gl.constexpr, MASS: gl.constexpr, L: 
 
 @gluon.jit
 def lead_resident(
-    w1a, w1b, w2a, w2b, token_s, log_anchor1_ptr, log_anchor2_ptr, o_ptr, D: gl.constexpr, E: gl.constexpr,
+    w1a, w1b, w2a, w2b, token_s, log_anchor1_ptr, log_anchor2_ptr, o_ptr, one, D: gl.constexpr, E: gl.constexpr,
     BIAS: gl.constexpr, P: gl.constexpr, HAS_DELTA: gl.constexpr, ANCHORED: gl.constexpr, MASS1: gl.constexpr, MASS2: gl.constexpr, L: gl.constexpr,
 ):
-    """``lead.lead``: the state after one token; the token is in ``token_s``, its norm's input goes to ``o``."""
+    """``lead.lead``: the state after one token; the token is in ``token_s``, its norm's input goes to ``o`` where that is."""
     COLUMNS: gl.constexpr = gl.SliceLayout(0, L)
     d = gl.arange(0, 64, layout=COLUMNS)
     k = token_s.index(TOKEN).load(COLUMNS)
     za, slope_a = gelu_slope(gl.sum(w2a * k[None, :], 1), True)
     zb, slope_b = gelu_slope(gl.sum(w2b * k[None, :], 1), True)
     o = gl.sum(za[:, None] * w1a + zb[:, None] * w1b, 0)
-    gl.store(o_ptr + d, o, mask=d < D)
+    if o_ptr is not None:
+        gl.store(o_ptr + one + d, o, mask=d < D)
     u1 = token_error(o, token_s, d, D, BIAS, P, HAS_DELTA, COLUMNS)
     u2a, u2b = slope_a * gl.sum(w1a * u1[None, :], 1), slope_b * gl.sum(w1b * u1[None, :], 1)
     alpha = exp2(LOG2_E * token_s.index(DECAY).load(COLUMNS))
