@@ -15,6 +15,7 @@ from pathlib import Path
 
 from miras.lab.conclusions import Claim, Evidence, Judge, found_needles, page
 from miras.lab.evidence import valid
+from miras.lab.results import set_back
 from miras.lab.tables import Table, markdown
 from miras.lab.verdicts import (
     BITS,
@@ -210,7 +211,7 @@ def shared_steps(evidence: Evidence, presets: bool) -> Finding:
             best[tokens] = min(bits, best.get(tokens, bits))
 
     def thrown(row: Line) -> bool:
-        if row["status"] == "diverged":
+        if row["status"] == "diverged" or set_back(row) is not None:
             return True
         return bool(row["valid"]["bits_per_byte"] > LOST * best[row["options"].get("optim.tokens")])
 

@@ -144,6 +144,29 @@ def test_a_run_that_was_thrown_off_takes_the_next_lower_rate(done, place):
     assert said in page(plan, [diverged, finished], []) and said not in page(plan, [row], [])
 
 
+def test_a_run_that_was_thrown_off_and_ended_takes_the_next_lower_rate_too(done, place):
+    plan, here = load(place / "words"), bench(place, "out")
+    main = next(run for run in plan.runs if run.name == "main-gla-s0")
+    chosen = runs.with_rate(plan, main, here)
+    row = next(row for row in results.rows(*here.files(plan)) if row["key"] == chosen.key)
+    assert results.set_back(row) is None
+
+    def went(curve, gradients):
+        at = [32 * step for step in range(1, len(curve) + 1)]
+        course = {"curve": list(zip(at, curve, strict=True)), "grad_norm": list(zip(at, gradients, strict=True))}
+        return row | course | {"status": "finished"}
+
+    # noise of the data, gradients that were large before the best, a loss that stays
+    for curve, gradients in (([3, 2, 2.5], [1, 1, 9]), ([3, 2, 2.5], [99, 99, 1]), ([3, 2, 2.2, None], [1, 1, 99, 99])):
+        assert results.set_back(went(curve, gradients)) is None
+    thrown = went([3, 2, 2.5, 2.9, 2.1, 1.5], [1, 1, 70, 20, 1, 1])
+    back = results.set_back(thrown)
+    assert (round(back.bits, 3), back.tokens, back.gradient) == (0.9, 128, 70)
+    assert runs.below_what_diverged(main, [0.01, 0.03, 0.001], [thrown]).options["optim.lr"] == 0.001
+    said = "was thrown off at a rate of 0.01, though it ended: after 0.00013 million tokens its loss stood 0.90 bits above"
+    assert said in page(plan, [thrown], []) and "though it ended" not in page(plan, [row], [])
+
+
 def test_a_killed_run_goes_on(done, place):
     """Killed in the middle of its last run: begun again, that one comes first and ends with the same losses."""
     code = f"""

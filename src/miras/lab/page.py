@@ -33,14 +33,20 @@ def missing(plan: Plan, found: list[Line]) -> list[str]:
 
 
 def thrown_off(plan: Plan, found: list[Line], stage: str) -> list[str]:
-    """A line a run of a stage that diverged at a rate and has a later result at another."""
+    """A line a run of a stage that diverged at a rate and has a later result at another, or that was thrown off and ended yet."""
     latest = results.latest(found)
-    return [
-        f"`{row['run']}` was thrown off at a rate of {row['options']['optim.lr']:g}, after {row['steps']} steps."
-        for run in plan.of_stage(stage)
-        for row in found
-        if row["run"] == run.name and row["status"] == "diverged" and row["key"] != latest[run.name]["key"]
-    ]
+    said = []
+    for run in plan.of_stage(stage):
+        for row in (row for row in found if row["run"] == run.name):
+            rate, back = row["options"]["optim.lr"], results.set_back(row)
+            if row["status"] == "diverged" and row["key"] != latest[run.name]["key"]:
+                said.append(f"`{row['run']}` was thrown off at a rate of {rate:g}, after {row['steps']} steps.")
+            elif row["status"] == "finished" and back is not None:
+                said.append(
+                    f"`{row['run']}` was thrown off at a rate of {rate:g}, though it ended: after {back.tokens / 1e6:.2g} "
+                    f"million tokens its loss stood {back.bits:.2f} bits above its best, by gradients of {back.gradient:.2g}."
+                )
+    return said
 
 
 def folded(said: str, text: str) -> str:

@@ -8,12 +8,14 @@ import math
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..train.metrics import Line
 
 # points of a curve
 POINTS = 100
+# a run whose loss rises so many bits above its best, by gradients so large, was thrown off, even if it ends
+RISE, THROWN = 0.3, 10.0
 # "slow" ones were left after a few steps, since there was no time for the rest
 SETTLED = ("finished", "diverged", "failed")
 
@@ -58,6 +60,29 @@ def settled(found: list[Line]) -> dict[str, Line]:
 def latest(found: list[Line]) -> dict[str, Line]:
     """What became of each run, by name; of two alike the later."""
     return {row["run"]: row for row in found if row["status"] in SETTLED}
+
+
+class SetBack(NamedTuple):
+    """Where a loss stood highest above its best so far: by how many bits, after how many tokens, by what gradient."""
+
+    bits: float
+    tokens: float
+    gradient: float
+
+
+def set_back(row: Line) -> SetBack | None:
+    """Where a run was thrown off, though it may have ended well; None where it never was, or has no curve."""
+    gradients = dict(row.get("grad_norm") or ())
+    best, largest = math.inf, 0.0
+    worst: SetBack | None = None
+    for tokens, bits in row.get("curve") or ():
+        if bits is None or bits < best:
+            best, largest = best if bits is None else bits, 0.0
+            continue
+        largest = max(largest, gradients.get(tokens) or 0.0)
+        if bits - best > RISE and largest > THROWN and (worst is None or bits - best > worst.bits):
+            worst = SetBack(bits - best, tokens, largest)
+    return worst
 
 
 def thinned(found: list[Line], key: str) -> list[list[float]]:

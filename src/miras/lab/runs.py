@@ -141,13 +141,13 @@ def with_rate(plan: Plan, run: Run, bench: Bench) -> Run | str:
 
 
 def below_what_diverged(run: Run, rates: list[float], found: list[Line]) -> Run:
-    """The run at the first of some rates, the best first; where it diverged at one, at the best of those below.
+    """The run at the first of some rates, the best first; where it was thrown off at one, at the best of those below.
 
-    Where it diverged at all of them it is the last of those, which has a result.
+    Where it was thrown off at all of them it is the last of those, which has a result.
     """
     ended = results.settled(found)
     ready = run.with_rate(rates[0])
-    while ended.get(ready.key, {}).get("status") == "diverged":
+    while (row := ended.get(ready.key)) is not None and (row["status"] == "diverged" or results.set_back(row) is not None):
         rates = [rate for rate in rates if rate < ready.options["optim.lr"]]
         if not rates:
             break
