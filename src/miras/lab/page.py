@@ -33,7 +33,7 @@ def missing(plan: Plan, found: list[Line]) -> list[str]:
 
 
 def thrown_off(plan: Plan, found: list[Line], stage: str) -> list[str]:
-    """A line a run of a stage that diverged at a rate and has a later result at another, or that was thrown off and ended yet."""
+    """A line a run of a stage that diverged at a rate and has a later result at another, or was thrown off and ended yet."""
     latest = results.latest(found)
     said = []
     for run in plan.of_stage(stage):
