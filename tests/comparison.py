@@ -3,9 +3,10 @@
 import torch
 
 from devices import DEVICE
-from inputs import draw, leaves, relative
+from inputs import cut_gates, draw, leaves, relative
 from miras import Gates, memorize, retention
 from miras.forms.common import as_tuple
+from miras.types import State
 
 
 def on_device(tree, dtype=None):
@@ -72,6 +73,26 @@ def compared(spec, tolerance=2e-5, size=16, cu_seqlens=None, **sizes):
         made = {"y": y} | parts(state)
         results.append(made | gradients(made, leaves(*arguments)))
     same(results[1], results[0], tolerance)
+
+
+def carried_in(spec, first, size=16, **sizes):
+    """The gradients of a state that came in, and of it alone, as ``compared`` compares those of everything else."""
+    q, k, v, gates, keywords = on_device(tame(spec, B=1, **sizes))
+    before, after = slice(first), slice(first, None)
+    with torch.no_grad():
+        own = cut_gates(gates, before, before)
+        _, known = memorize(spec, *(x[:, before] for x in (q, k, v)), own, chunk_size=size, backend="torch", **keywords)
+    results = []
+    for dtype, backend in ((torch.float64, "torch"), (torch.float32, "triton")):
+        rest = on_device((*(x[:, after] for x in (q, k, v)), cut_gates(gates, after, after), {}), dtype)
+        fresh = lambda pair, dtype=dtype: tuple(x.to(dtype).requires_grad_() for x in pair)  # noqa: E731
+        given = {"A": fresh(known.accumulated), "S": fresh(known.momentum), "A_0": fresh(known.anchor)}
+        weights = tuple(read_as(spec.retention, a) for a in given["A"])
+        state = State(weights, given["A"], given["A_0"], given["S"])
+        y, end = memorize(spec, *rest[:4], chunk_size=size, backend=backend, state=state)
+        named = {f"{name}{i + 1}": x for name, pair in given.items() for i, x in enumerate(pair)}
+        results.append(gradients({"y": y} | parts(end), named))
+    same(results[1], results[0], 2e-5)
 
 
 def by_either_way(module, layer, x, monkeypatch, cut=27, kept=lambda state: ()):

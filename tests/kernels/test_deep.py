@@ -9,14 +9,14 @@ import triton.language as tl
 from torch.utils import _pytree as pytree
 from torch.utils.checkpoint import checkpoint
 
-from comparison import compared, continued, gradients, on_device, parts, read_as, same, tame
+from comparison import carried_in, compared, continued, gradients, on_device, parts, same, tame
 from devices import DEVICE, needs_gpu
 from inputs import cut_gates, draw, leaves, relative, tensors
 from miras import Spec, algorithm, bias, explain, memorize, memory, presets, retention
 from miras.kernels import arguments as taken
 from miras.kernels import biases, deep_op, launch
 from miras.memorize import kernels_refuse
-from miras.types import Gate, Gates, Rule, State
+from miras.types import Gate, Gates, Rule
 
 SPECS = {
     "yaad": presets.yaad(),
@@ -48,6 +48,12 @@ def test_values_and_every_gradient(name, channelwise):
 @pytest.mark.parametrize("channels", [24, 48])
 def test_channels_that_are_no_power_of_two(channels):
     compared(presets.yaad(), B=1, T=16, H=1, K=channels)
+
+
+@pytest.mark.parametrize("p", [1.5, 2.0, 4.0])
+def test_other_exponents(p):
+    """Powers by products, by roots, and by a logarithm."""
+    compared(replace(SPECS["l_p"], bias=bias.Lp(p=p)), B=1, T=21, H=1, K=16)
 
 
 def test_larger_chunks():
@@ -142,26 +148,7 @@ def test_a_state_carried_in_and_out_at_any_place(name):
 
 @pytest.mark.parametrize("name", CARRIED)
 def test_gradients_reach_the_state_that_came_in(name):
-    spec = SPECS[name]
-    exact = on_device(tame(spec, B=1, T=37, H=1, K=16, eta=0.01))
-    q, k, v, gates, keywords = exact
-    first = slice(16)
-    with torch.no_grad():
-        _, before = memorize(
-            spec, *(x[:, first] for x in (q, k, v)), cut_gates(gates, first, first), chunk_size=16, backend="torch", **keywords
-        )
-    results = []
-    for dtype, backend in ((torch.float64, "torch"), (torch.float32, "triton")):
-        own = on_device((*(x[:, 16:] for x in (q, k, v)), cut_gates(gates, slice(16, None), slice(16, None)), {}), dtype)
-        fresh = lambda pair, dtype=dtype: tuple(x.to(dtype).requires_grad_() for x in pair)  # noqa: E731
-        given = {"A": fresh(before.accumulated), "S": fresh(before.momentum), "A_0": fresh(before.anchor)}
-        weights = tuple(read_as(spec.retention, a) for a in given["A"])
-        state = State(weights, given["A"], given["A_0"], given["S"])
-        y, end = memorize(spec, *own[:4], chunk_size=16, backend=backend, state=state)
-        made = {"y": y} | parts(end)
-        named = {f"{name}{i + 1}": x for name, pair in given.items() for i, x in enumerate(pair)}
-        results.append(gradients(made, named))
-    same(results[1], results[0], 2e-5)
+    carried_in(SPECS[name], first=16, T=37, H=1, K=16, eta=0.01)
 
 
 @pytest.mark.parametrize("name", ["yaad", *CARRIED])

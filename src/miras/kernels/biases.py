@@ -1,7 +1,7 @@
 """Biases as device functions, chosen by a registered name: the gradient at the prediction, and that gradient's derivatives.
 
 A coordinate-wise bias of one's own is fused by writing two ``@triton.jit`` functions of (error, delta, p), its gradient and the
-gradient's derivative, and registering them under the name of its class:
+gradient's derivative, and registering them for it:
 
     @triton.jit
     def log_cosh(error, delta, p: tl.constexpr):
@@ -11,7 +11,7 @@ gradient's derivative, and registering them under the name of its class:
     def log_cosh_slope(error, delta, p: tl.constexpr):
         return 1 - log_cosh(error, delta, p) * log_cosh(error, delta, p)
 
-    register("LogCosh", log_cosh, log_cosh_slope)
+    register(LogCosh(), log_cosh, log_cosh_slope)
 """
 
 from __future__ import annotations
@@ -71,16 +71,31 @@ def smooth_sign(x):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN201
 
 
 @triton.jit
+def root_power(square, n: tl.constexpr):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN201
+    """x^n of x^2 > 0, by products and a root where n is a small whole number."""
+    if n == 0.0:
+        return square * 0 + 1.0
+    elif n == 1.0:
+        return tl.sqrt(square)
+    elif n == 2.0:
+        return square
+    elif n == 3.0:
+        return square * tl.sqrt(square)
+    else:
+        return tl.exp(0.5 * n * tl.log(square))
+
+
+@triton.jit
 def lp_gradient(error, delta, p: tl.constexpr):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN201
     """p tanh(10 e) (e^2 + 1e-6)^((p-1)/2)."""
-    return p * smooth_sign(error) * tl.exp(0.5 * (p - 1.0) * tl.log(error * error + 1e-6))
+    return p * smooth_sign(error) * root_power(error * error + 1e-6, p - 1.0)
 
 
 @triton.jit
 def lp_slope(error, delta, p: tl.constexpr):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN201
     """The derivative of both factors."""
     sign, square = smooth_sign(error), error * error + 1e-6
-    power = tl.exp(0.5 * (p - 1.0) * tl.log(square))
+    power = root_power(square, p - 1.0)
     return p * power * (10.0 * (1.0 - sign * sign) + (p - 1.0) * sign * error / square)
 
 
