@@ -49,7 +49,7 @@ CASES = {
     "too many gates": (dict(gates=lambda g: g._replace(mu=g.eta)), "gates.mu was given, but .* takes eta, log_alpha"),
     "weights of other shape": (dict(weights=torch.ones(2, 4, 5)), r"weights must be \[2, 4, 4\] .* got \[2, 4, 5\]"),
     "too many weights": (dict(weights=(torch.ones(2, 4, 4),) * 2), "weights must be .* got 2 tensors"),
-    "integer weights": (dict(weights=torch.ones(2, 4, 4).long()), "weights must be floating-point"),
+    "integer weights": (dict(weights=torch.ones(2, 4, 4).long()), "each of the weights must be a floating-point tensor"),
     "norm of a matrix": (dict(norm=(torch.ones(2, 4), torch.ones(2, 4))), "norm was given, but Matrix has no LayerNorm"),
     "both weights and state": (dict(state=lambda _: call()[1]), "weights and state were both given"),
     "unknown form": (dict(form="parallel"), "form is .* got 'parallel'"),

@@ -88,29 +88,30 @@ def how(spec: Spec, form: str, chunk_size: int | None, backend: str, recompute: 
 
 def tokens(spec: Spec, q: Tensor, k: Tensor | None, v: Tensor, cu_seqlens: Tensor | None) -> Shapes:
     """Check q, k, v and cu_seqlens against each other and the spec."""
-    require(
-        spec.tied == (k is None),
-        f"{spec} takes k=None, its key is 1 - alpha" if spec.tied else f"k is None, but {spec} needs keys",
-    )
-    named = {"q": q, "v": v} if k is None else {"q": q, "k": k, "v": v}
-    for name, x in named.items():
-        require(isinstance(x, Tensor), f"{name} must be a tensor, got {type(x).__name__}")
-        require(x.dim() == 4, f"{name} must be [B,T,H,D], got a tensor of shape {list(x.shape)}")
-        require(x.is_floating_point(), f"{name} must be a floating-point tensor, got {x.dtype}")
-        require(x.dtype == q.dtype, f"q, k and v must have one dtype, got q {q.dtype} and {name} {x.dtype}")
-        require(x.device == q.device, f"q, k and v must be on one device, got q on {q.device} and {name} on {x.device}")
+    if spec.tied != (k is None):
+        raise ValueError(f"{spec} takes k=None, its key is 1 - alpha" if spec.tied else f"k is None, but {spec} needs keys")
+    for name, x in (("q", q), ("v", v)) if k is None else (("q", q), ("k", k), ("v", v)):
+        if not isinstance(x, Tensor):
+            raise ValueError(f"{name} must be a tensor, got {type(x).__name__}")
+        if x.dim() != 4:
+            raise ValueError(f"{name} must be [B,T,H,D], got a tensor of shape {list(x.shape)}")
+        _floating(name, x)
+        if x.dtype != q.dtype:
+            raise ValueError(f"q, k and v must have one dtype, got q {q.dtype} and {name} {x.dtype}")
+        if x.device != q.device:
+            raise ValueError(f"q, k and v must be on one device, got q on {q.device} and {name} on {x.device}")
     batch, time, heads, keys = q.shape
     pairs = spec.algorithm.pairs if isinstance(spec.algorithm, Descent) else 1
-    require(batch > 0 and heads > 0 and keys > 0, f"q must have at least one row, head and channel, got {list(q.shape)}")
-    if k is not None:
+    if batch == 0 or heads == 0 or keys == 0:
+        raise ValueError(f"q must have at least one row, head and channel, got {list(q.shape)}")
+    if k is not None and k.shape != (batch, time * pairs, heads, keys):
         expected = [batch, time * pairs, heads, keys]
-        require(list(k.shape) == expected, f"k must be {expected} to go with q {list(q.shape)}, got {list(k.shape)}")
-    fits = list(v.shape[:3]) == [batch, time * pairs, heads] and v.shape[3] > 0
-    require(fits, f"v must be [{batch}, {time * pairs}, {heads}, V] to go with q {list(q.shape)}, got {list(v.shape)}")
-    require(
-        not spec.memory.square or keys == v.shape[3],
-        f"{spec.memory.label} memory needs K == V (it adds or multiplies keys and values), got K={keys} and V={v.shape[3]}",
-    )
+        raise ValueError(f"k must be {expected} to go with q {list(q.shape)}, got {list(k.shape)}")
+    if v.shape[:3] != (batch, time * pairs, heads) or v.shape[3] == 0:
+        raise ValueError(f"v must be [{batch}, {time * pairs}, {heads}, V] to go with q {list(q.shape)}, got {list(v.shape)}")
+    if spec.memory.square and keys != v.shape[3]:
+        needs = f"{spec.memory.label} memory needs K == V (it adds or multiplies keys and values)"
+        raise ValueError(f"{needs}, got K={keys} and V={v.shape[3]}")
     rows = batch if cu_seqlens is None else packing(cu_seqlens, batch, time)
     return Shapes(batch, time, heads, keys, v.shape[3], pairs, rows)
 
@@ -133,19 +134,19 @@ def packing(cu_seqlens: Tensor, batch: int, time: int) -> int:
 
 def gates_of(spec: Spec, gates: Gates, shapes: Shapes, like: Tensor, ranges: bool = True) -> Gates:
     """Check the gates and shape each to ``[B,T,H,D or 1]``, in its own dtype; fixed ones are filled in, like ``like``."""
-    require(isinstance(gates, Gates), f"gates must be a miras.Gates, got {type(gates).__name__}")
+    if not isinstance(gates, Gates):
+        raise ValueError(f"gates must be a miras.Gates, got {type(gates).__name__}")
     asked = {gate.name: gate for gate in spec.gates}
     found: dict[str, Tensor] = {}
     for name, value in gates._asdict().items():
         gate = asked.get(name)
         if value is None:
-            require(gate is None or not gate.required, f"gates.{name} is missing: {spec} needs {_needs(spec)}")
+            if gate is not None and gate.required:
+                raise ValueError(f"gates.{name} is missing: {spec} needs {_needs(spec)}")
             continue
-        require(gate is not None, f"gates.{name} was given, but {spec} takes {_needs(spec)}")
-        assert gate is not None
-        require(isinstance(value, Tensor), f"gates.{name} must be a tensor, got {type(value).__name__}")
-        require(value.is_floating_point(), f"gates.{name} must be a floating-point tensor, got {value.dtype}")
-        require(value.device == like.device, f"gates.{name} is on {value.device}, but q is on {like.device}")
+        if gate is None:
+            raise ValueError(f"gates.{name} was given, but {spec} takes {_needs(spec)}")
+        _tensor(f"gates.{name}", value, like.device)
         if ranges:
             _limits(name, value)
         found[name] = _shaped(gate, value, shapes, spec)
@@ -165,20 +166,34 @@ def _needs(spec: Spec) -> str:
 def _shaped(gate: Gate, value: Tensor, shapes: Shapes, spec: Spec) -> Tensor:
     batch, time, heads, keys, values, pairs, _ = shapes
     if gate.width == "ridge":
-        require(list(value.shape) == [heads, keys], f"gates.ridge must be [H,K] = {[heads, keys]}, got {list(value.shape)}")
+        if value.shape != (heads, keys):
+            raise ValueError(f"gates.ridge must be [H,K] = {[heads, keys]}, got {list(value.shape)}")
         return value
     time = time * pairs if gate.name == "eta" else time
     wide = {"scalar": None, "key": keys, "keys only": keys, "value": values}[gate.width]
-    full = [batch, time, heads]
-    allowed = [] if gate.width == "keys only" else [[heads], full]
-    allowed += [] if wide is None else [[*full, wide]]
-    require(
-        list(value.shape) in allowed,
-        f"gates.{gate.name} must be {' or '.join(map(str, allowed))} for {spec}, got {list(value.shape)}",
-    )
+    full = (batch, time, heads)
+    allowed = [] if gate.width == "keys only" else [(heads,), full]
+    allowed += [] if wide is None else [(*full, wide)]
+    if value.shape not in allowed:
+        either = " or ".join(str(list(shape)) for shape in allowed)
+        raise ValueError(f"gates.{gate.name} must be {either} for {spec}, got {list(value.shape)}")
     if value.dim() == 1:
         return value[None, None, :, None].expand(batch, time, heads, 1)
     return value if value.dim() == 4 else value[..., None]
+
+
+def _floating(name: str, x: Tensor) -> None:
+    if not x.is_floating_point():
+        raise ValueError(f"{name} must be a floating-point tensor, got {x.dtype}")
+
+
+def _tensor(name: str, x: object, device: torch.device) -> None:
+    """Refuse what is no tensor of floating-point numbers where q is."""
+    if not isinstance(x, Tensor):
+        raise ValueError(f"{name} must be a tensor, got {type(x).__name__}")
+    _floating(name, x)
+    if x.device != device:
+        raise ValueError(f"{name} is on {x.device}, but q is on {device}")
 
 
 def _limits(name: str, value: Tensor) -> None:
@@ -204,21 +219,19 @@ def weights_of(spec: Spec, weights: Tensor | Weights | None, shapes: Shapes, lik
         return None
     wanted = spec.memory.shapes(shapes.keys, shapes.values)
     if weights is None:
-        require(
-            spec.zero_start,
-            f"weights are missing: {spec} cannot start from zeros; give {_wanted(wanted, shapes)} in the space it learns in",
-        )
+        if not spec.zero_start:
+            need = _wanted(wanted, shapes)
+            raise ValueError(f"weights are missing: {spec} cannot start from zeros; give {need} in the space it learns in")
         return None
-    given = isinstance(weights, Tensor | tuple | list)
-    require(given, f"weights must be a tensor or a tuple of them, got {type(weights).__name__}")
+    if not isinstance(weights, Tensor | tuple | list):
+        raise ValueError(f"weights must be a tensor or a tuple of them, got {type(weights).__name__}")
     several = (weights,) if isinstance(weights, Tensor) else tuple(weights)
-    require(len(several) == len(wanted), f"weights must be {_wanted(wanted, shapes)}, got {len(several)} tensors")
+    if len(several) != len(wanted):
+        raise ValueError(f"weights must be {_wanted(wanted, shapes)}, got {len(several)} tensors")
     for weight, shape in zip(several, wanted, strict=True):
-        require(isinstance(weight, Tensor), f"weights must be tensors, got {type(weight).__name__}")
-        require(weight.is_floating_point(), f"weights must be floating-point tensors, got {weight.dtype}")
-        require(weight.device == like.device, f"weights are on {weight.device}, but q is on {like.device}")
-        allowed = [[shapes.heads, *shape], [shapes.rows, shapes.heads, *shape]]
-        require(list(weight.shape) in allowed, f"weights must be {_wanted(wanted, shapes)}, got {list(weight.shape)}")
+        _tensor("each of the weights", weight, like.device)
+        if weight.shape not in ((shapes.heads, *shape), (shapes.rows, shapes.heads, *shape)):
+            raise ValueError(f"weights must be {_wanted(wanted, shapes)}, got {list(weight.shape)}")
     return tuple(weight.to(like.dtype) for weight in several)
 
 
@@ -231,15 +244,15 @@ def norm_of(spec: Spec, norm: tuple[Tensor, Tensor] | None, shapes: Shapes, like
     """Check gain and shift, ``[H,V]`` each."""
     if norm is None:
         return None
-    require(spec.memory.normed, f"norm was given, but {spec.memory.label} has no LayerNorm")
-    given = [type(x).__name__ for x in norm] if isinstance(norm, tuple | list) else type(norm).__name__
-    pair = isinstance(norm, tuple | list) and len(norm) == 2 and all(isinstance(x, Tensor) for x in norm)
-    require(pair, f"norm must be two tensors, (gain, shift), got {given}")
-    for name, x in zip(("gain", "shift"), norm, strict=True):
-        require(x.is_floating_point(), f"norm's {name} must be a floating-point tensor, got {x.dtype}")
-        require(x.device == like.device, f"norm's {name} is on {x.device}, but q is on {like.device}")
-        wanted = [shapes.heads, shapes.values]
-        require(list(x.shape) == wanted, f"norm's {name} must be [H,V] = {wanted}, got {list(x.shape)}")
+    if not spec.memory.normed:
+        raise ValueError(f"norm was given, but {spec.memory.label} has no LayerNorm")
+    if not (isinstance(norm, tuple | list) and len(norm) == 2 and all(isinstance(x, Tensor) for x in norm)):
+        given = [type(x).__name__ for x in norm] if isinstance(norm, tuple | list) else type(norm).__name__
+        raise ValueError(f"norm must be two tensors, (gain, shift), got {given}")
+    for name, x in zip(("norm's gain", "norm's shift"), norm, strict=True):
+        _tensor(name, x, like.device)
+        if x.shape != (shapes.heads, shapes.values):
+            raise ValueError(f"{name} must be [H,V] = {[shapes.heads, shapes.values]}, got {list(x.shape)}")
     return Norm(norm[0].to(like.dtype), norm[1].to(like.dtype))
 
 
@@ -252,31 +265,37 @@ def state_of(spec: Spec, state: AnyState, shapes: Shapes, like: Tensor, form: st
         wanted = [(shapes.rows, past, shapes.heads, shapes.keys), (rows, past, shapes.heads, shapes.values)]
     held = state.weights if isinstance(state.weights, tuple) else (state.weights,)
     got = [tuple(weight.shape) for weight in held]
-    require(got == wanted, f"state must hold weights of shapes {wanted} for {spec}, got {got}")
+    if got != wanted:
+        raise ValueError(f"state must hold weights of shapes {wanted} for {spec}, got {got}")
     if isinstance(state, State):
-        begun = state.chunk is not None and bool(state.chunk.position.any())
-        require(not begun or form == "chunk", "state stands in the middle of a chunk: go on with form='chunk'")
+        if form != "chunk" and state.chunk is not None and bool(state.chunk.position.any()):
+            raise ValueError("state stands in the middle of a chunk: go on with form='chunk'")
         remembers = isinstance(spec.algorithm, Descent) and spec.algorithm.remembers
-        require(bool(state.momentum) == remembers, f"state {'lacks a' if remembers else 'has a'} momentum, unlike {spec}")
+        if bool(state.momentum) != remembers:
+            raise ValueError(f"state {'lacks a' if remembers else 'has a'} momentum, unlike {spec}")
         anchored = spec.retention.anchored
-        require(bool(state.anchor) == anchored, f"state {'lacks an' if anchored else 'has an'} anchor, unlike {spec}")
+        if bool(state.anchor) != anchored:
+            raise ValueError(f"state {'lacks an' if anchored else 'has an'} anchor, unlike {spec}")
         inside = (
             *state.accumulated,
             *state.anchor,
             *state.momentum,
             *(state.chunk.start + state.chunk.moved if state.chunk else ()),
         )
-        shapes_inside = {tuple(x.shape) for x in inside} <= set(wanted) and len(state.accumulated) == len(wanted)
-        require(shapes_inside, f"state must hold tensors of shapes {wanted} for {spec}, got {[tuple(x.shape) for x in inside]}")
+        if len(state.accumulated) != len(wanted) or not all(x.shape in wanted for x in inside):
+            raise ValueError(f"state must hold tensors of shapes {wanted} for {spec}, got {[tuple(x.shape) for x in inside]}")
     for x in held:
-        require(x.dtype == like.dtype, f"state is {x.dtype}, but q asks for {like.dtype}")
-        require(x.device == like.device, f"state is on {x.device}, but q is on {like.device}")
+        if x.dtype != like.dtype:
+            raise ValueError(f"state is {x.dtype}, but q asks for {like.dtype}")
+        if x.device != like.device:
+            raise ValueError(f"state is on {x.device}, but q is on {like.device}")
     return state
 
 
 def _kind(spec: Spec, state: AnyState) -> None:
     kind = {Newton: NewtonState, NonParametric: CacheState}.get(type(spec.algorithm), State)
-    require(isinstance(state, kind), f"state must be a {kind.__name__} for {spec}, got {type(state).__name__}")
+    if not isinstance(state, kind):
+        raise ValueError(f"state must be a {kind.__name__} for {spec}, got {type(state).__name__}")
 
 
 def queries(spec: Spec, state: AnyState, q: Tensor, norm: tuple[Tensor, Tensor] | None) -> Norm | None:
@@ -284,12 +303,16 @@ def queries(spec: Spec, state: AnyState, q: Tensor, norm: tuple[Tensor, Tensor] 
     spec_of(spec)
     _kind(spec, state)
     held = state.weights[0] if isinstance(state.weights, tuple) else state.weights
-    require(isinstance(q, Tensor), f"q must be a tensor, got {type(q).__name__}")
-    require(q.dim() == 4, f"q must be [B,T,H,K], got a tensor of shape {list(q.shape)}")
-    require(q.is_floating_point(), f"q must be a floating-point tensor, got {q.dtype}")
-    require(q.device == held.device, f"state is on {held.device}, but q is on {q.device}")
+    if not isinstance(q, Tensor):
+        raise ValueError(f"q must be a tensor, got {type(q).__name__}")
+    if q.dim() != 4:
+        raise ValueError(f"q must be [B,T,H,K], got a tensor of shape {list(q.shape)}")
+    _floating("q", q)
+    if q.device != held.device:
+        raise ValueError(f"state is on {held.device}, but q is on {q.device}")
     (batch, time, heads, keys), rows = q.shape, held.shape[0]
-    require(1 in (batch, rows) or batch == rows, f"q has {batch} rows, but state has {rows}")
+    if 1 not in (batch, rows) and batch != rows:
+        raise ValueError(f"q has {batch} rows, but state has {rows}")
     wide = state.values.shape[3] if isinstance(state, CacheState) else held.shape[2]
     shapes = Shapes(batch, time, heads, keys, keys if spec.memory.square else wide, 1, rows)
     state_of(spec, state, shapes, held, "chunk")

@@ -73,10 +73,10 @@ class Spec:
         )
         for one, other, reason in refusals(self.memory, self.bias, self.retention, self.algorithm):
             raise ValueError(f"{one.label} ({one.room}) does not go with {other.label} ({other.room}): {reason}")
-        # made once: messages mention it, and torch.compile cannot trace how it is made
-        assert self.title
+        # made once: every call reads the gates and messages mention the title, how it is made torch.compile cannot trace
+        assert self.title and self.gates is not None
 
-    @property
+    @functools.cached_property
     def gates(self) -> tuple[Gate, ...]:
         """Every gate the four parts read; Newton's pairs decay by one number a head."""
         kept = self.retention.gates
