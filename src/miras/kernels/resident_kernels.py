@@ -17,7 +17,7 @@ from triton.experimental.gluon.language.nvidia.ampere import async_copy
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, warpgroup_mma
 
 from .links import scale_of
-from .resident_lead import GAIN, SHIFT, fetch_lead, fetch_vector, lead_resident
+from .resident_lead import GAIN, KEPT, SHIFT, fetch_lead, fetch_vector, lead_resident
 from .resident_momentum import begin_speed, carry
 from .resident_norms import state_norms
 from .resident_tiles import add2, fetch, half, keep, put
@@ -59,13 +59,11 @@ def scan_resident(
         slow_at = gl.allocate_shared_memory(DOT, [1, 64, 64], SWIZZLED)
         slow_k_at = gl.allocate_shared_memory(DOT, [1, 64, 64], SWIZZLED)
         slow_u1_at = gl.allocate_shared_memory(DOT, [1, 64, 64], SWIZZLED)
-    if MASS1 > 0:
-        token_s = gl.allocate_shared_memory(gl.float32, [8, 64], gl.SwizzledSharedLayout(1, 1, 1, [0]))
+    token_s = gl.allocate_shared_memory(gl.float32, [8, 64], gl.SwizzledSharedLayout(1, 1, 1, [0]))
 
     row, head = gl.program_id(0).to(gl.int64), gl.program_id(1).to(gl.int64)
     first, length, chunk0 = gl.load(first_ptr + row), gl.load(length_ptr + row), gl.load(chunk_ptr + row)
     base, stride = (row * H + head) * E * D, H * D
-    d = gl.arange(0, 64, layout=gl.SliceLayout(0, EC))
     t = gl.arange(0, 64, layout=gl.SliceLayout(1, CD))
     j = gl.arange(0, 64, layout=gl.SliceLayout(0, CD))
     if MOMENTUM:
@@ -74,21 +72,24 @@ def scan_resident(
     w1a, w1b = half(w1_ptr + base, 0, D, E, EC), half(w1_ptr + base, 128, D, E, EC)
     w2a, w2b = half(w2_ptr + base, 0, D, E, EC), half(w2_ptr + base, 128, D, E, EC)
     chunks = (length + 63) // 64
+    fetch_vector(token_s.index(GAIN), gain_ptr + head * D, True, D)
+    fetch_vector(token_s.index(SHIFT), shift_ptr + head * D, True, D)
     if MASS1 > 0:
-        fetch_vector(token_s.index(GAIN), gain_ptr + head * D, True, D)
-        fetch_vector(token_s.index(SHIFT), shift_ptr + head * D, True, D)
         fetch_lead(
             token_s, lead_k_ptr, lead_v_ptr, lead_eta_ptr, lead_log_ptr, lead_delta_ptr, (chunk0 * H + head) * D, length > 0, D, HAS_DELTA,
         )
-        async_copy.commit_group()
     fetch(k_at.index(0), k_ptr + head * D, first, length, stride, D, LINES)
     fetch(v_at.index(0), v_ptr + head * D, first, length, stride, D, LINES)
     fetch(late_at.index(0), late_ptr + head * D, first, length, stride, D, LINES)
-    fetch(late_k_at.index(0), late_k_ptr + head * D, first, length, stride, D, LINES)
     if HAS_DELTA:
         fetch(delta_s, delta_ptr + head * D, first, length, stride, D, SINGLES)
     if MOMENTUM:
         fetch(slow_at.index(0), slow_ptr + head * D, first, length, stride, D, LINES)
+    async_copy.commit_group()
+    # what a chunk reads last comes by itself
+    fetch(late_k_at.index(0), late_k_ptr + head * D, first, length, stride, D, LINES)
+    fetch_vector(token_s.index(KEPT), kept_ptr + (chunk0 * H + head) * D, length > 0, D)
+    if MOMENTUM:
         fetch(slow_k_at.index(0), slow_k_ptr + head * D, first, length, stride, D, LINES)
     async_copy.commit_group()
     for step in range(chunks):
@@ -136,7 +137,7 @@ def scan_resident(
             keep(tail1_ptr + base_n, w1b, 128, D, E, EC)
             keep(tail2_ptr + base_n, w2a, 0, D, E, EC)
             keep(tail2_ptr + base_n, w2b, 128, D, E, EC)
-        async_copy.wait_group(0)
+        async_copy.wait_group(1)
         fence_async_shared()
         gl.thread_barrier()
         put(starts1_ptr + (number * H + head_n) * E * D, w1_s, E, D, LINES)
@@ -154,8 +155,7 @@ def scan_resident(
         if LINK > 0:
             o *= scale1
         there = ((n * 64 + t) < length)[:, None] & (j < D)[None, :]
-        gain = gl.load(gain_ptr + head_n * D + j, mask=j < D, other=0.0)[None, :]
-        shift = gl.load(shift_ptr + head_n * D + j, mask=j < D, other=0.0)[None, :]
+        gain, shift = token_s.index(GAIN).load(gl.SliceLayout(0, CD))[None, :], token_s.index(SHIFT).load(gl.SliceLayout(0, CD))[None, :]
         if MASS1 > 0:
             # weights that are all positive give a mean far above the deviations from it: those are squared by themselves
             away = gl.where((j < D)[None, :], o - (gl.sum(o, 1) / D)[:, None], 0.0)
@@ -187,6 +187,7 @@ def scan_resident(
             slow_u1_s.store(slow_u1)
             if slow_u1_ptr is not None:
                 gl.store(slow_u1_ptr + out, slow_u1, mask=there)
+        async_copy.wait_group(0)
         fence_async_shared()
         gl.thread_barrier()
         ahead = first + (n + 1) * 64
@@ -203,7 +204,7 @@ def scan_resident(
                 token_s, lead_k_ptr, lead_v_ptr, lead_eta_ptr, lead_log_ptr, lead_delta_ptr, ((number + 1) * H + head_n) * D, left > 0, D, HAS_DELTA,
             )
         async_copy.commit_group()
-        kept = gl.load(kept_ptr + (number * H + head_n) * D + d, mask=d < D, other=0.0)[None, :]
+        kept = token_s.index(KEPT).load(gl.SliceLayout(0, EC))[None, :]
         w1a, w2a = kept * w1a, kept * w2a
         w1b, w2b = kept * w1b, kept * w2b
         if ANCHORED:
@@ -236,6 +237,7 @@ def scan_resident(
         w2b = warpgroup_mma(u2, late_k_s, w2b)
         gl.thread_barrier()
         fetch(late_k_s, late_k_ptr + head_n * D, ahead, left, stride, D, LINES)
+        fetch_vector(token_s.index(KEPT), kept_ptr + ((number + 1) * H + head_n) * D, left > 0, D)
         if MOMENTUM:
             fetch(slow_k_s, slow_k_ptr + head_n * D, ahead, left, stride, D, LINES)
         async_copy.commit_group()

@@ -30,6 +30,8 @@ DECAY = gl.constexpr(3)
 THRESHOLD = gl.constexpr(4)
 GAIN = gl.constexpr(5)
 SHIFT = gl.constexpr(6)
+# of a whole chunk
+KEPT = gl.constexpr(7)
 
 
 @gluon.jit
