@@ -234,7 +234,28 @@ def cases() -> list[tuple[tuple[Any, ...], dict[str, Any]]]:
             found.append(((name, spec, dtype, 64, size), {"T": 300, "bounds": [0, 1, 65, 129, 300]}))
         for (name, changed), T in itertools.product(ends.items(), (size, size * 3 // 4, size * 5 // 8)):
             found.append(((f"{T} tokens of a chunk, {name}", squared(), dtype, 64, size), {"T": T} | changed))
-    return found + linear_cases(ends)
+    return found + own_step_cases() + linear_cases(ends)
+
+
+def own_step_cases() -> list[tuple[tuple[Any, ...], dict[str, Any]]]:
+    """Retentions whose step between chunks is PyTorch's: every dtype, the shapes that differ most, scalar gates, packed."""
+    kept = {
+        "elastic net": retention.ElasticNet(a=20.0),
+        "elastic net ftrl": retention.ElasticNetFTRL(a=20.0),
+        "sigmoid": retention.Bregman(link="sigmoid"),
+        "ball": retention.L2Ball(radius=100.0),
+    }
+    named = {name: dataclasses.replace(squared(), retention=own) for name, own in kept.items()}
+    named |= {"l_q exact": presets.moneta(link="exact"), "l_q exact anchored": presets.moneta(link="exact", anchor=True)}
+    named |= {"kl row": presets.memora(slice="row"), "kl matrix": presets.memora(slice="matrix")}
+    found: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
+    for (name, spec), (dtype, (sizes, widths)) in itertools.product(named.items(), PROVEN.items()):
+        shapes = {(64, sizes[-1]), (widths[0], sizes[0]), (widths[-1], sizes[-1])}
+        found += [((f"own step {name}", spec, dtype, D, size), {}) for D, size in sorted(shapes)]
+    spec = named["elastic net"]
+    found.append((("own step, scalar gates", spec, torch.bfloat16, 64, 64), {"channelwise": False}))
+    found.append((("own step, packed", spec, torch.bfloat16, 64, 64), {"T": 300, "bounds": [0, 1, 65, 129, 300]}))
+    return found
 
 
 def linear_cases(ends: dict[str, dict[str, float]]) -> list[tuple[tuple[Any, ...], dict[str, Any]]]:

@@ -245,6 +245,8 @@ def main() -> int:
     for name in ("yaad", "titans_lmm"):
         rows[f"{name}, recompute 2048"] = tried(f"{name}, recomputed", specs[name], "triton", sizes, recompute=2048)
     rows["yaad, plain chunk form"] = tried("yaad, plain", presets.yaad(), "torch", sizes)
+    for backend in ("triton", "torch"):
+        rows[f"moneta, exact link, {backend}"] = tried("moneta, exact link", presets.moneta(link="exact"), backend, sizes)
     rows["titans-pytorch"] = others("titans", [sizes], options.patience)[0]
     rows["titans-pytorch, weights moving"] = others("titans, moving", [sizes], options.patience)[0]
     growth = {

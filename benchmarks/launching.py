@@ -87,7 +87,7 @@ def call_of(
     channels: int = D,
     chunk: int = CHUNK,
     recompute: int | None = None,
-    **options: bool,
+    **options: Any,
 ) -> tuple[Callable[[], Tensor], list[Tensor]]:
     """A call with gradients for everything, and what they are the gradients of."""
     spec, wide, single = getattr(presets, preset)(**options), (batch, time, heads, channels), (batch, time, heads)

@@ -32,9 +32,11 @@ from triton.runtime.jit import JITFunction
 
 from miras.lab.provenance import provenance
 
-CASES = {
+CASES: dict[str, tuple[str, dict[str, Any]]] = {
     **{name: (name, {}) for name in ("ttt_mlp", "yaad", "moneta", "memora", "titans_lmm")},
     **{f"{name}, anchored": (name, {"anchor": True}) for name in ("yaad", "moneta", "memora", "titans_lmm")},
+    # its step between chunks is PyTorch's, and its chunks' own writes move reads by a slope
+    "moneta, exact link": ("moneta", {"link": "exact"}),
 }
 HOPPER = 90
 TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"

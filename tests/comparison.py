@@ -6,6 +6,7 @@ from devices import DEVICE
 from inputs import cut_gates, draw, leaves, relative
 from miras import Gates, memorize, retention
 from miras.forms.common import as_tuple
+from miras.retention.base import Dual
 from miras.types import State
 
 
@@ -47,7 +48,7 @@ def read_as(kept, accumulated):
     """What a memory reads of what its retention accumulates in."""
     if isinstance(kept, retention.KL):
         return accumulated.exp()
-    return kept.to_weight(accumulated) if isinstance(kept, retention.Lq) else accumulated
+    return kept.to_weight(accumulated) if isinstance(kept, Dual) else accumulated
 
 
 def gradients(results, leaves):

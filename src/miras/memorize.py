@@ -213,10 +213,9 @@ def kernels_refuse(
     """
     if find_spec("triton") is None:
         return "Triton is not installed: pip install 'miras-torch[gpu]'"
-    from .kernels.mlp import why_not
-    from .kernels.proven import elsewhere
+    from .kernels.mlp import by_name_alone, why_not
 
-    return why_not(spec, device, dtype, channels, size, gates) or (None if named else elsewhere(device))
+    return why_not(spec, device, dtype, channels, size, gates) or (None if named else by_name_alone(spec, device))
 
 
 def fused_packed(call: Call, bounds: list[int], size: int) -> tuple[Tensor, AnyState]:

@@ -5,14 +5,18 @@ R sequences, B batch, T time, H heads, D channels, E hidden channels, N chunks
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import accumulate
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
     from .biases import Fused
+
+Key = TypeVar("Key", bound=tuple[Any, ...])
+Made = TypeVar("Made")
 
 
 class Rows(NamedTuple):
@@ -34,17 +38,8 @@ class Rows(NamedTuple):
 
     @classmethod
     def of(cls, lengths: list[int], size: int, device: torch.device) -> Rows:
-        """Sequences that lie one behind the other; those of earlier calls are at hand, since a copy to a device keeps it waiting."""
-        key = (tuple(lengths), size, device)
-        if torch.compiler.is_compiling():
-            return cls._made(*key)
-        if key not in KNOWN:
-            if len(KNOWN) == 64:
-                KNOWN.pop(next(iter(KNOWN)))
-            # what inference mode makes, no training can keep
-            with torch.inference_mode(False):
-                KNOWN[key] = cls._made(*key)
-        return KNOWN[key]
+        """Sequences that lie one behind the other."""
+        return at_hand(KNOWN, 64, cls._made, (tuple(lengths), size, device))
 
     @classmethod
     def _made(cls, lengths: tuple[int, ...], size: int, device: torch.device) -> Rows:
@@ -65,6 +60,19 @@ class Rows(NamedTuple):
 KNOWN: dict[tuple[tuple[int, ...], int, torch.device], Rows] = {}
 
 
+def at_hand(known: dict[Key, Made], most: int, make: Callable[..., Made], key: Key) -> Made:
+    """``make(*key)``, that of an earlier call where there was one: a copy to a device keeps it waiting. The oldest goes."""
+    if torch.compiler.is_compiling():
+        return make(*key)
+    if key not in known:
+        if len(known) == most:
+            known.pop(next(iter(known)))
+        # what inference mode makes, no training can keep
+        with torch.inference_mode(False):
+            known[key] = make(*key)
+    return known[key]
+
+
 class Tokens(NamedTuple):
     """What is read, ``[T,H,D]`` for all sequences together; gates ``[T,H,D or 1]``, None where a spec has none."""
 
@@ -77,7 +85,10 @@ class Tokens(NamedTuple):
 
 
 class Weights(NamedTuple):
-    """Float32 weights, E-major: W1' and W2 ``[R,H,E,D]``, the anchors where there are any, gain and shift ``[H,D]``."""
+    """Float32 weights, E-major: W1' and W2 ``[R,H,E,D]``, the anchors where there are any, gain and shift ``[H,D]``.
+
+    Where there are slopes ``[R,H,2]``, what a chunk's tokens read has moved by so much of what was written to W1 and W2 since its start.
+    """
 
     w1: Tensor
     w2: Tensor
@@ -85,6 +96,7 @@ class Weights(NamedTuple):
     anchor2: Tensor | None
     gain: Tensor
     shift: Tensor
+    slopes: Tensor | None = None
 
 
 class Momentum(NamedTuple):

@@ -29,7 +29,8 @@ def backward(
     run.scan(ends)
     run.write()
     dtokens = run.gates()
-    dweights = Weights(run.dw1, run.dw2, *run.anchors_gradients(), run.dgain.sum((0, 1)), run.dshift.sum((0, 1)))
+    norm = (run.dgain.sum((0, 1)), run.dshift.sum((0, 1)))
+    dweights = Weights(run.dw1, run.dw2, *run.anchors_gradients(), *norm, run.slopes_gradient())
     dmomentum = None if given.momentum is None else Momentum(*run.own[:6])  # type: ignore[arg-type]
     return dtokens, dweights, dmomentum, run.dlead
 
@@ -63,6 +64,8 @@ class Pass:
         # every sequence adds to its anchors
         self.dlead = None if lead is None else Lead(*(torch.zeros_like(x) for x in lead))
         self.dscale = torch.empty(chunks, heads, 5, device=q.device) if link.q > 0 else None
+        dslopes = None if weights.slopes is None else torch.empty(chunks, heads, 2, device=q.device)
+        self.slopes = (weights.slopes, dslopes)
         self.dlog = torch.empty_like(q, dtype=torch.float32)
         self.do, self.late_do, self.dx, self.dwhole, self.du1 = (torch.empty_like(q) for _ in range(5))
         self.hiddens: tuple[Tensor, ...] = tuple(q.new_empty(chunks, heads, hidden, size) for _ in range(3))
@@ -82,7 +85,7 @@ class Pass:
         begin_backward[self.grid](
             eta, saved.total, saved.sizes, saved.u1, saved.scores1, saved.o_q, saved.o_anchor, self.outer.y, self.weights.gain,
             self.do, self.late_do, dscores1, self.dx, self.dlog, self.dgain[0], self.dshift[0],
-            kappa, sigma, saved.o_speed, own.dkappa, own.dsigma, saved.norms, self.dscale, *places, *self.sizes[:2], *self.steps, *self.decays,
+            kappa, sigma, saved.o_speed, own.dkappa, own.dsigma, saved.norms, self.dscale, *self.slopes, *places, *self.sizes[:2], *self.steps, *self.decays,
             ANCHORED=say.anchored, LINK=self.link.q, **say.pairs,
         )  # fmt: skip
         tiles = (
@@ -111,7 +114,7 @@ class Pass:
         self.dq, self.dwrite = torch.empty_like(q), self.late_do
         finish_backward[self.grid](
             q, k, eta, saved.total, saved.sizes, self.outer.y, dscores2, dread, dq_anchor, self.dq, self.dwrite, self.dlog,
-            kappa, sigma, own.dq_speed, own.dkappa, own.dsigma, *places, *self.sizes[:2], *self.steps, *self.decays,
+            kappa, sigma, own.dq_speed, own.dkappa, own.dsigma, *self.slopes, *places, *self.sizes[:2], *self.steps, *self.decays,
             ANCHORED=say.anchored, **say.pairs,
         )  # fmt: skip
 
@@ -141,7 +144,7 @@ class Pass:
             saved.starts2, *ends, saved.norms, self.dscale, *(self.lead or NO_LEAD), saved.lead_o, saved.before1, saved.before2, *norm,
             *(self.dlead or NO_LEAD), self.dgain[-1], self.dshift[-1],
         )  # fmt: skip
-        told = self.slopes() | {"ANCHORED": say.anchored}
+        told = self.bias() | {"ANCHORED": say.anchored}
         programs, where = (self.rows.first.shape[0], self.sizes[0]), (*self.places, *self.sizes)
         if say.scan_backward_resident and self.moves:
             from .resident_momentum_backward import scan_backward_momentum
@@ -190,7 +193,7 @@ class Pass:
         dk, dv = torch.empty_like(q), torch.empty_like(q)
         bias_backward[self.grid](
             k, v, delta, saved.o, self.weights.gain, self.weights.shift, self.du1, dv, ddelta, self.dgain[1], self.dshift[1],
-            *places, *self.sizes[:2], *self.thresholds, C=self.size, DP=say.wide, **self.slopes(), **FULL,
+            *places, *self.sizes[:2], *self.thresholds, C=self.size, DP=say.wide, **self.bias(), **FULL,
         )  # fmt: skip
         gate_backward[(triton.cdiv(self.sizes[1], say.gates["DB"]) * self.grid[0],)](
             k, eta, saved.total, saved.u1, dv, self.dwrite, self.dx, self.dy1, self.dy2, self.dend, self.dwhole, self.dlog, dk, deta, dlog,
@@ -215,7 +218,14 @@ class Pass:
         )  # fmt: skip
         return da1, da2
 
-    def slopes(self) -> dict[str, Any]:
+    def slopes_gradient(self) -> Tensor | None:
+        """What arrives at the slopes, from each sequence's chunks."""
+        slopes, arrived = self.slopes
+        if slopes is None or arrived is None:
+            return None
+        return torch.zeros_like(slopes).index_add_(0, self.rows.row, arrived)
+
+    def bias(self) -> dict[str, Any]:
         """The bias's device functions."""
         named = {"BIAS": self.device.gradient, "SLOPE": self.device.slope, "DELTA_SLOPE": self.device.delta_slope, "P": self.p}
         return named | {"HAS_DELTA": self.tokens.delta is not None}

@@ -44,7 +44,7 @@ def forward(given: Given, keeps: bool = True) -> tuple[Result, Saved]:
         )
     prepare[grid](
         q, k, eta, log_alpha, saved.scores2, saved.late_q, saved.late, saved.late_k, saved.kept, saved.total, saved.sizes,
-        kappa, grown, saved.slow, saved.slow_k,
+        kappa, grown, saved.slow, saved.slow_k, weights.slopes,
         *places, rows.row, heads, channels, *steps, *decays, BLOCK=min(16, size), **say.pairs,
     )  # fmt: skip
     states = (
@@ -84,7 +84,7 @@ def forward(given: Given, keeps: bool = True) -> tuple[Result, Saved]:
             ANCHORED=say.anchored, **say.read,
         )  # fmt: skip
     finish[grid](
-        q, eta, saved.total, saved.sizes, saved.u1, saved.scores1, saved.o_q, saved.o_anchor, result.y, *norm, kappa, sigma, saved.o_speed, saved.norms,
+        q, eta, saved.total, saved.sizes, saved.u1, saved.scores1, saved.o_q, saved.o_anchor, result.y, *norm, kappa, sigma, saved.o_speed, saved.norms, weights.slopes,
         *places, rows.row, heads, channels, *steps, *decays, ANCHORED=say.anchored, LINK=link.q, KEEPS=keeps, **say.pairs,
     )  # fmt: skip
     return result, saved

@@ -21,7 +21,7 @@ from .arguments import Given, Link, Momentum, Result, Rows, Saved, Tokens, Weigh
 from .biases import Fused, fused
 from .deep_backward import backward
 from .deep_forward import empty_result, empty_saved, forward
-from .launch import INTERPRETED, arrived, given_back
+from .launch import INTERPRETED, arrived, given_back, laid
 from .lead_tokens import lead_of
 from .momentum import factors
 from .operators import operator
@@ -37,6 +37,8 @@ PROVEN: Proven = {
 }
 # an anchor and a momentum together need more shared memory than there is beyond this many channels
 WIDEST_WITH_BOTH = 64
+# what an operator takes by itself: tokens and weights
+OWN = len(Tokens._fields) + len(Weights._fields)
 
 
 def why_not(
@@ -48,7 +50,7 @@ def why_not(
         return f"the kernels fuse the 1- and 2-layer MLP memory, not {memory.label}"
     if not isinstance(algorithm, GradientDescent | MomentumDescent) or algorithm.fixed_eta is not None:
         return f"the kernels fuse gradient descent and momentum with a gate eta, not {algorithm.label}"
-    if not _retains(kept):
+    if not retains(kept):
         return (
             f"the kernels fuse Keep, L2(at='previous'), Lq(link='paper') and KL(chunk='lag', slice='column'), not {kept.label}"
         )
@@ -57,16 +59,20 @@ def why_not(
     wide = [] if gates is None or gates.mu is None else [n for n in ("mu", "log_alpha") if _channelwise(getattr(gates, n))]
     if wide:
         return f"the kernels fuse momentum with mu and log_alpha of one number a head, not channel-wise {' and '.join(wide)}"
-    bias = fused(spec.bias)
-    if isinstance(bias, str):
-        return bias
     both = isinstance(algorithm, MomentumDescent) and kept.anchored
     if device.type == "cuda" and not INTERPRETED and both and channels > WIDEST_WITH_BOTH:
         return f"momentum with anchored retention fits the kernels up to {WIDEST_WITH_BOTH} channels a head, not {channels}"
-    return unproven(PROVEN, device, dtype, channels, size)
+    return why_not_moved(spec, device, dtype, channels, size)
 
 
-def _retains(kept: Retention) -> bool:
+def why_not_moved(spec: Spec, device: torch.device, dtype: torch.dtype, channels: int, size: int) -> str | None:
+    """Why the kernels cannot move and read weights by a spec's bias, in a dtype and shape, or None where they can."""
+    bias = fused(spec.bias)
+    return bias if isinstance(bias, str) else unproven(PROVEN, device, dtype, channels, size)
+
+
+def retains(kept: Retention) -> bool:
+    """Whether the kernels run all of a retention, its step at a chunk's start or end too."""
     if isinstance(kept, KL):
         return kept.chunk == "lag" and kept.slice == "column"
     return decays_linearly(kept) or (isinstance(kept, Lq) and kept.link == "paper")
@@ -94,6 +100,7 @@ def deep_forward(
     anchor2: Tensor | None,
     gain: Tensor,
     shift: Tensor,
+    slopes: Tensor | None,
     momentum: list[Tensor],
     log_anchors: list[Tensor],
     rows: list[Tensor],
@@ -111,7 +118,7 @@ def deep_forward(
     Unless it ``keeps`` that: then what no kernel of this pass reads is left out.
     """
     tokens = Tokens(q, k, v, eta, log_alpha, delta)
-    weights = Weights(w1, w2, anchor1, anchor2, gain, shift)
+    weights = Weights(w1, w2, anchor1, anchor2, gain, shift, slopes)
     link, places = Link(power, floor, mass1, mass2), Rows(*rows)
     own = lead_of(tokens, log_anchors, places, size) if link.mass1 > 0 else None
     result, saved = forward(Given(tokens, weights, _momentum(momentum), own, places, size, Fused(bias, p), link), keeps)
@@ -120,8 +127,8 @@ def deep_forward(
 
 @deep_forward.register_fake
 def _(q, k, v, eta, log_alpha, delta, *rest):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN002, ANN202
-    weights, momentum, rows, size = Weights(*rest[:6]), rest[6], Rows(*rest[8]), rest[9]
-    saved = empty_saved(q, log_alpha, weights, rows.row.shape[0], size, bool(momentum), Link(*rest[12:-1]), rest[-1])
+    weights, momentum, rows, size = Weights(*rest[:7]), rest[7], Rows(*rest[9]), rest[10]
+    saved = empty_saved(q, log_alpha, weights, rows.row.shape[0], size, bool(momentum), Link(*rest[13:-1]), rest[-1])
     return [*empty_result(q, weights, bool(momentum)), *saved]
 
 
@@ -139,6 +146,7 @@ def deep_backward(
     anchor2: Tensor | None,
     gain: Tensor,
     shift: Tensor,
+    slopes: Tensor | None,
     momentum: list[Tensor],
     log_anchors: list[Tensor],
     rows: list[Tensor],
@@ -157,23 +165,23 @@ def deep_backward(
     ``saved`` is what the forward pass left, the outgoing weights first.
     """
     tokens = Tokens(q, k, v, eta, log_alpha, delta)
-    weights = Weights(w1, w2, anchor1, anchor2, gain, shift)
+    weights = Weights(w1, w2, anchor1, anchor2, gain, shift, slopes)
     link, places = Link(power, floor, mass1, mass2), Rows(*rows)
     own = lead_of(tokens, log_anchors, places, size) if link.mass1 > 0 else None
     given = Given(tokens, weights, _momentum(momentum), own, places, size, Fused(bias, p), link)
-    dtokens, dweights, dmomentum, dlead = backward(given, (saved[0], saved[1]), Saved(*saved[2:]), Result(*outer))
+    dtokens, dweights, dmomentum, dlead = backward(given, (saved[0], saved[1]), Saved(*saved[2:]), Result(*laid(outer)))
     own_gradients = given_back(q, (*dtokens, *dweights), (*tokens, *weights))
     return [*own_gradients, *(dmomentum or ()), *([] if dlead is None else dlead[-2:])]
 
 
 @deep_backward.register_fake
 def _(*given):  # type: ignore[no-untyped-def]  # noqa: ANN002, ANN202
-    return [given[0].new_empty(0) if x is None else torch.empty_like(x) for x in (*given[:12], *given[12], *given[13])]
+    return [given[0].new_empty(0) if x is None else torch.empty_like(x) for x in (*given[:OWN], *given[OWN], *given[OWN + 1])]
 
 
 def _remember(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
-    own, momentum, log_anchors, rows, ctx.settings = inputs[:12], inputs[12], inputs[13], inputs[14], inputs[15:-1]
-    ctx.counts = 12, len(momentum), len(log_anchors), len(rows)
+    own, (momentum, log_anchors, rows), ctx.settings = inputs[:OWN], inputs[OWN : OWN + 3], inputs[OWN + 3 : -1]
+    ctx.counts = OWN, len(momentum), len(log_anchors), len(rows)
     ctx.save_for_backward(*own, *momentum, *log_anchors, *rows, *output[1:3], *output[7:])
     # what is kept for the backward pass takes no gradient: zeros for it would be a gigabyte
     ctx.set_materialize_grads(False)
@@ -182,12 +190,12 @@ def _remember(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
 def _backward(ctx: Any, grads_out: list[Tensor | None]) -> tuple[Tensor | list[Tensor] | list[None] | None, ...]:
     it = iter(ctx.saved_tensors)
     own, momentum, log_anchors, rows = (list(islice(it, count)) for count in ctx.counts)
-    saved, split = list(it), 12 + len(momentum)
+    saved, split = list(it), OWN + len(momentum)
     outer = _outer(grads_out[:7], own[0], own[6], bool(momentum))
     grads = deep_backward(*own, momentum, log_anchors, rows, saved, outer, *ctx.settings)
     return (
-        *(None if x is None else grad for x, grad in zip(own, grads[:12], strict=True)),
-        grads[12:split],
+        *(None if x is None else grad for x, grad in zip(own, grads[:OWN], strict=True)),
+        grads[OWN:split],
         grads[split:],
         [None] * len(rows),
         *[None] * 8,
@@ -199,7 +207,7 @@ def _outer(gradients: list[Tensor | None], q: Tensor, weight: Tensor, moves: boo
     dy, *states = gradients
     there: tuple[int, ...] = weight.shape if any(x is not None for x in states) else (0,)
     made = arrived(states, [weight] * 6, [*[there] * 4, *[there if moves else (0,)] * 2])
-    return [torch.zeros_like(q) if dy is None else dy.contiguous(), *made]
+    return [torch.zeros_like(q) if dy is None else dy, *made]
 
 
 deep_forward.register_autograd(_backward, setup_context=_remember)
@@ -243,7 +251,7 @@ def run(
         momentum = [speed1.mT.contiguous(), speed2.contiguous(), *made]
     link = link_of(spec, q.shape[3], w2.shape[2])
     y, new1, new2, tail1, tail2, *rest = deep_forward(
-        *tokens, *states, momentum, log_anchors, list(rows), size, bias.name, bias.p, *link, torch.is_grad_enabled()
+        *tokens, *states, None, momentum, log_anchors, list(rows), size, bias.name, bias.p, *link, torch.is_grad_enabled()
     )
     end, speed = (new1.mT, new2), (rest[0].mT, rest[1]) if momentum else ()
     reached, norms = State(end, end, anchor, speed), None

@@ -30,6 +30,7 @@ from .tiles import (
     place,
     power,
     rows,
+    slope_of,
     spacing,
     standardise,
     stretch,
@@ -72,7 +73,7 @@ def accumulate(
 @triton.jit
 def prepare(
     q_ptr, k_ptr, eta_ptr, log_alpha_ptr, scores2_ptr, late_q_ptr, late_ptr, late_k_ptr, kept_ptr, total_ptr, sizes_ptr,
-    kappa_ptr, grown_ptr, slow_ptr, slow_k_ptr, first_ptr, length_ptr, chunk_ptr, row_ptr, H: tl.constexpr, D: tl.constexpr,
+    kappa_ptr, grown_ptr, slow_ptr, slow_k_ptr, slopes_ptr, first_ptr, length_ptr, chunk_ptr, row_ptr, H: tl.constexpr, D: tl.constexpr,
     eta_token, eta_head, eta_d, alpha_token, alpha_head, alpha_d,
     C: tl.constexpr, DP: tl.constexpr, BLOCK: tl.constexpr,
     HAS_ALPHA: tl.constexpr, MOMENTUM: tl.constexpr, LED: tl.constexpr, DOT: tl.constexpr, PRECISION: tl.constexpr, FAST: tl.constexpr,
@@ -80,11 +81,11 @@ def prepare(
     """What no weight enters: the inner layer's scores q_t . (b_t/b_i) eta_i k_i, b_t q_t, each write's step at the chunk's
     end, bare and times -k, b_C, and over how many tokens differences of log b_t may be split. With momentum the pair factors are
     ``kappa``, and ``slow`` is each write's step in the momentum. Where a chunk's first token has a step of its own (LED = 1), it
-    has none here.
+    has none here. Where there are ``slopes``, what is written moves what the chunk's own tokens read by so much.
     """
     number, head = chunk_and_head(H)
     d, t = tl.arange(0, DP), tl.arange(0, C)
-    _, token, there = place(number, row_ptr, first_ptr, length_ptr, chunk_ptr, t, C)
+    row, token, there = place(number, row_ptr, first_ptr, length_ptr, chunk_ptr, t, C)
     q, k = tile(q_ptr, token, head, d, H, D, there), tile(k_ptr, token, head, d, H, D, there)
     eta = rows(eta_ptr, token, head, d, eta_token, eta_head, eta_d, there & (t >= LED), D)
     seen = t[:, None] >= t[None, :]
@@ -116,6 +117,8 @@ def prepare(
     else:
         scores = tl.dot(q.to(DOT), tl.trans((eta * k).to(DOT)), input_precision=PRECISION)
         scores = tl.where(seen, scores, 0.0)
+    if slopes_ptr is not None:
+        scores *= slope_of(slopes_ptr, row, head, H, 1)
     tl.store(scores2_ptr + (number * H + head) * C * C + t[:, None] * C + t[None, :], scores)
     out = token[:, None] * H * D + head * D + d[None, :]
     tl.store(late_q_ptr + out, late_q, mask=there[:, None] & (d[None, :] < D))
@@ -355,7 +358,7 @@ def readout(
 @triton.jit
 def finish(
     q_ptr, eta_ptr, total_ptr, sizes_ptr, u1_ptr, scores1_ptr, o_ptr, o_anchor_ptr, y_ptr, gain_ptr, shift_ptr,
-    kappa_ptr, sigma_ptr, o_speed_ptr, norms_ptr, first_ptr, length_ptr, chunk_ptr, row_ptr, H: tl.constexpr, D: tl.constexpr,
+    kappa_ptr, sigma_ptr, o_speed_ptr, norms_ptr, slopes_ptr, first_ptr, length_ptr, chunk_ptr, row_ptr, H: tl.constexpr, D: tl.constexpr,
     eta_token, eta_head, eta_d, alpha_token, alpha_head, alpha_d,
     C: tl.constexpr, DP: tl.constexpr,
     HAS_ALPHA: tl.constexpr, ANCHORED: tl.constexpr, MOMENTUM: tl.constexpr, LINK: tl.constexpr, LED: tl.constexpr,
@@ -366,6 +369,8 @@ def finish(
     d, t = tl.arange(0, DP), tl.arange(0, C)
     row, token, there = place(number, row_ptr, first_ptr, length_ptr, chunk_ptr, t, C)
     x = rows(eta_ptr, token, head, d, eta_token, eta_head, eta_d, there & (t >= LED), D) * tile(u1_ptr, token, head, d, H, D, there)
+    if slopes_ptr is not None:
+        x *= slope_of(slopes_ptr, row, head, H, 0)
     s1 = tl.load(scores1_ptr + (number * H + head) * C * C + t[:, None] * C + t[None, :]).to(tl.float32)
     o = tile(o_ptr, token, head, d, H, D, there)
     if HAS_ALPHA:

@@ -142,7 +142,15 @@ def in_width(gradient: Tensor | None, gate: Tensor | None) -> Tensor | None:
 def arrived(gradients: Sequence[Tensor | None], like: Sequence[Tensor], shapes: Sequence[Sequence[int]]) -> list[Tensor]:
     """The gradients of an operator's results, zeros where nothing arrived."""
     pairs = zip(gradients, like, shapes, strict=True)
-    return [x.new_zeros(tuple(shape)) if g is None else g.contiguous() for g, x, shape in pairs]
+    return [x.new_zeros(tuple(shape)) if g is None else g for g, x, shape in pairs]
+
+
+def laid(outer: Sequence[Tensor]) -> list[Tensor]:
+    """Gradients as kernels read them; inside an operator, since a compiler may be wrong about strides.
+
+    Torch's fake log_softmax, for one, gives a gradient other strides than the real one, and a copy that is not needed is left out.
+    """
+    return [x.contiguous() for x in outer]
 
 
 def given_back(q: Tensor, gradients: tuple[Tensor | None, ...], inputs: tuple[Tensor | None, ...]) -> list[Tensor]:

@@ -17,7 +17,7 @@ from ..spec import Spec
 from ..types import Gates, Norm, State
 from .arguments import Rows, Tokens
 from .biases import Fused, fused
-from .launch import arrived, given_back
+from .launch import arrived, given_back, laid
 from .linear_passes import Result, Saved, Weight, backward, empty_result, empty_saved, forward
 from .operators import operator
 from .proven import Proven, unproven
@@ -101,7 +101,7 @@ def linear_backward(
 ) -> list[Tensor]:
     """The gradients of all that can have one, in the order of ``linear_forward``; empty where an argument was None."""
     tokens, weight = Tokens(q, k, v, eta, log_alpha, delta), Weight(w, anchor, gain, shift)
-    dtokens, dweight = backward(tokens, weight, Rows(*rows), size, Fused(bias, p), Saved(*saved), Result(*outer))
+    dtokens, dweight = backward(tokens, weight, Rows(*rows), size, Fused(bias, p), Saved(*saved), Result(*laid(outer)))
     return given_back(q, (*dtokens, *dweight), (*tokens, *weight))
 
 

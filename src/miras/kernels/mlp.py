@@ -1,4 +1,4 @@
-"""Which fused operator runs an MLP memory: the 1-layer one has its own, the 2-layer one the deep kernels."""
+"""Which fused operator runs an MLP memory: the 1-layer one has its own, the 2-layer one the deep kernels, all chunks at once or one by one."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 from ..memory import MLP
 from ..spec import Spec
 from ..types import Gates, State
-from . import deep_op, linear_op
+from . import deep_op, linear_op, own_step, proven
 
 
 def why_not(
@@ -19,12 +19,21 @@ def why_not(
     """Why no kernel runs a call, or None where one does; without ``gates`` those are taken to fit."""
     if _single(spec):
         return linear_op.why_not(spec, device, dtype, channels, size)
+    if own_step.takes(spec):
+        return own_step.why_not(spec, device, dtype, channels, size)
     return deep_op.why_not(spec, device, dtype, channels, size, gates)
+
+
+def by_name_alone(spec: Spec, device: torch.device) -> str | None:
+    """Why kernels that can run a call wait to be asked for, or None where they are taken."""
+    return proven.elsewhere(device) or own_step.uncompared(spec, device)
 
 
 def operator(spec: Spec) -> Callable[..., tuple[Tensor, State]]:
     """What runs a call of a spec: ``run`` of its memory's kernels."""
-    return linear_op.run if _single(spec) else deep_op.run
+    if _single(spec):
+        return linear_op.run
+    return own_step.run if own_step.takes(spec) else deep_op.run
 
 
 def _single(spec: Spec) -> bool:

@@ -35,7 +35,7 @@ import triton.language as tl
 from torch import Tensor
 
 from .arguments import Rows
-from .launch import INTERPRETED
+from .launch import INTERPRETED, laid
 from .operators import operator
 from .tiles import chunk_and_head, power, stretch
 
@@ -201,7 +201,7 @@ def momentum_factors_backward(
     dmu, dlog = torch.empty_like(mu), torch.empty_like(mu) if log_alpha is not None else mu.new_empty(0)
     heads = mu.shape[1]
     backward_kernel[(len(row) * heads,)](
-        log_alpha, mu, kappa, *outer, dlog, dmu, first, length, chunk, row, heads, size, log_alpha is not None,
+        log_alpha, mu, kappa, *laid(outer), dlog, dmu, first, length, chunk, row, heads, size, log_alpha is not None,
         min(BACK_GROUP, size), num_warps=1,
     )  # fmt: skip
     return [dlog, dmu]
@@ -219,7 +219,7 @@ def _remember(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
 
 def _backward(ctx: Any, outer: list[Tensor]) -> tuple[Tensor | None, ...]:
     *given, kappa = ctx.saved_tensors
-    dlog, dmu = momentum_factors_backward(*given, ctx.size, kappa, [x.contiguous() for x in outer])
+    dlog, dmu = momentum_factors_backward(*given, ctx.size, kappa, outer)
     return (None if given[0] is None else dlog, dmu, *[None] * 5)
 
 

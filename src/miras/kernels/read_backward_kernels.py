@@ -28,6 +28,7 @@ from .tiles import (
     place,
     power,
     rows,
+    slope_of,
     standardise,
     tile,
     transposed_values,
@@ -39,7 +40,8 @@ from .tiles import (
 def begin_backward(
     eta_ptr, total_ptr, sizes_ptr, u1_ptr, scores1_ptr, o_ptr, o_anchor_ptr, dy_ptr, gain_ptr,
     do_ptr, late_do_ptr, dscores1_ptr, dx_ptr, dlog_ptr, dgain_ptr, dshift_ptr,
-    kappa_ptr, sigma_ptr, o_speed_ptr, dkappa_ptr, dsigma_ptr, norms_ptr, dscale_ptr, first_ptr, length_ptr, chunk_ptr, row_ptr, H: tl.constexpr, D: tl.constexpr,
+    kappa_ptr, sigma_ptr, o_speed_ptr, dkappa_ptr, dsigma_ptr, norms_ptr, dscale_ptr, slopes_ptr, dslopes_ptr,
+    first_ptr, length_ptr, chunk_ptr, row_ptr, H: tl.constexpr, D: tl.constexpr,
     eta_token, eta_head, eta_d, alpha_token, alpha_head, alpha_d,
     C: tl.constexpr, DP: tl.constexpr,
     HAS_ALPHA: tl.constexpr, ANCHORED: tl.constexpr, MOMENTUM: tl.constexpr, LINK: tl.constexpr, LED: tl.constexpr,
@@ -71,6 +73,9 @@ def begin_backward(
     if ANCHORED or MOMENTUM:
         tl.store(do_ptr + out, do, mask=there_d)
     x = rows(eta_ptr, token, head, d, eta_token, eta_head, eta_d, there & (t >= LED), D) * tile(u1_ptr, token, head, d, H, D, there)
+    if slopes_ptr is not None:
+        bare, slope = x, slope_of(slopes_ptr, row, head, H, 0)
+        x *= slope
     s1 = tl.load(scores1_ptr + square).to(tl.float32)
     if MOMENTUM:
         # the writes and the momentum leave the norm's input, what decays remains
@@ -112,6 +117,9 @@ def begin_backward(
             ds1 = -tl.dot(do.to(DOT), tl.trans(x.to(DOT)), input_precision=PRECISION)
             ds1 = tl.where(t[:, None] >= t[None, :], ds1, 0.0)
             dx = -tl.dot(tl.trans(s1.to(DOT)), do.to(DOT), input_precision=PRECISION)
+    if slopes_ptr is not None:
+        tl.store(dslopes_ptr + (number * H + head) * 2, tl.sum(tl.sum(bare * dx, 1), 0))
+        dx *= slope
     tl.store(dscores1_ptr + square, ds1)
     tl.store(dx_ptr + out, dx, mask=there_d)
 
@@ -243,7 +251,7 @@ def read_backward(
 @triton.jit
 def finish_backward(
     q_ptr, k_ptr, eta_ptr, total_ptr, sizes_ptr, dy_ptr, dscores2_ptr, dread_ptr, dq_anchor_ptr, dq_ptr, dwrite_ptr, dlog_ptr,
-    kappa_ptr, sigma_ptr, dq_speed_ptr, dkappa_ptr, dsigma_ptr,
+    kappa_ptr, sigma_ptr, dq_speed_ptr, dkappa_ptr, dsigma_ptr, slopes_ptr, dslopes_ptr,
     first_ptr, length_ptr, chunk_ptr, row_ptr, H: tl.constexpr, D: tl.constexpr,
     eta_token, eta_head, eta_d, alpha_token, alpha_head, alpha_d,
     C: tl.constexpr, DP: tl.constexpr,
@@ -253,13 +261,17 @@ def finish_backward(
     """The inner layer's scores backwards: dq whole, and what arrives at the writes eta_i k_i; ``dread`` is what arrives at b_t q_t."""
     number, head = chunk_and_head(H)
     d, t = tl.arange(0, DP), tl.arange(0, C)
-    _, token, there = place(number, row_ptr, first_ptr, length_ptr, chunk_ptr, t, C)
+    row, token, there = place(number, row_ptr, first_ptr, length_ptr, chunk_ptr, t, C)
     there_d = there[:, None] & (d[None, :] < D)
     out = token[:, None] * H * D + head * D + d[None, :]
     square = (number * H + head) * C * C + t[:, None] * C + t[None, :]
     ds2 = tl.load(dscores2_ptr + square).to(tl.float32)
     q, dq = tile(q_ptr, token, head, d, H, D, there), tile(dread_ptr, token, head, d, H, D, there)
     write = rows(eta_ptr, token, head, d, eta_token, eta_head, eta_d, there & (t >= LED), D) * tile(k_ptr, token, head, d, H, D, there)
+    moving = write
+    if slopes_ptr is not None:
+        slope = slope_of(slopes_ptr, row, head, H, 1)
+        moving = slope * write
     if HAS_ALPHA:
         total, end = past(total_ptr, number, row_ptr, first_ptr, length_ptr, chunk_ptr, token, head, d, alpha_token, alpha_head, alpha_d, there, D, C)
         dlog = tile(dlog_ptr, token, head, d, H, D, there)
@@ -270,14 +282,14 @@ def finish_backward(
             size = tl.load(sizes_ptr + number * H + head)
             if size == C:
                 near, far, half = halved(total, end, FAST)
-                dq = near * (half[None, :] * dq + tl.dot(ds2.to(DOT), (far * write).to(DOT), input_precision=PRECISION))
+                dq = near * (half[None, :] * dq + tl.dot(ds2.to(DOT), (far * moving).to(DOT), input_precision=PRECISION))
                 dwrite = far * tl.dot(tl.trans(ds2.to(DOT)), (near * q).to(DOT), input_precision=PRECISION)
                 kept = near * half[None, :]
             else:
                 kept = power(total, FAST)
-                dq = kept * dq + decayed_values(ds2, write, total, size, t, DOT, PRECISION, C)
+                dq = kept * dq + decayed_values(ds2, moving, total, size, t, DOT, PRECISION, C)
                 dwrite = transposed_values(ds2, q, total, size, t, DOT, PRECISION, C)
-            dlog -= write * dwrite
+            dlog -= moving * dwrite
         dlog += q * dq
         if ANCHORED:
             dq_anchor = tile(dq_anchor_ptr, token, head, d, H, D, there)
@@ -286,8 +298,11 @@ def finish_backward(
             dq += dq_anchor - pulled
         tl.store(dlog_ptr + out, dlog, mask=there_d)
     elif not MOMENTUM:
-        dq += tl.dot(ds2.to(DOT), write.to(DOT), input_precision=PRECISION)
+        dq += tl.dot(ds2.to(DOT), moving.to(DOT), input_precision=PRECISION)
         dwrite = tl.dot(tl.trans(ds2.to(DOT)), q.to(DOT), input_precision=PRECISION)
+    if slopes_ptr is not None:
+        tl.store(dslopes_ptr + (number * H + head) * 2 + 1, tl.sum(tl.sum(write * dwrite, 1), 0))
+        dwrite *= slope
     if MOMENTUM:
         each = (number * H + head) * C + t
         dkappa = tl.load(dkappa_ptr + square) + ds2 * tl.dot(q.to(DOT), tl.trans(write.to(DOT)), input_precision=PRECISION)

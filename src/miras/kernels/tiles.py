@@ -88,6 +88,12 @@ def power(x, FAST: tl.constexpr):
 
 
 @triton.jit
+def slope_of(slopes_ptr, row, head, H, which: tl.constexpr):
+    """How far a write to a sequence's outer (0) or inner (1) weight moves what its chunk's own tokens read."""
+    return tl.load(slopes_ptr + (row * H + head) * 2 + which)
+
+
+@triton.jit
 def weight(ptr, at, inside):
     """A tile of a weight, zeros outside it."""
     return tl.load(ptr + at, mask=inside, other=0.0)
