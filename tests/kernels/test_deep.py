@@ -206,9 +206,7 @@ def test_a_bias_of_a_users_own_is_fused_by_two_functions():
     [
         (presets.titans_lmm(), {}, "one number a head, not channel-wise mu and log_alpha"),
         (replace(presets.ttt_mlp(), algorithm=algorithm.GradientDescent(eta=0.1)), {}, "with a gate eta, not GradientDescent"),
-        (presets.moneta(link="exact"), {}, "fuse Keep, L2"),
-        (presets.memora(chunk="dual"), {}, "and KL.chunk='lag', slice='column'., not KL"),
-        (presets.memora(slice="row"), {}, "and KL.chunk='lag', slice='column'., not KL"),
+        (replace(presets.titans_lmm(), retention=retention.L2()), {}, "L2.at='previous'., .* not L2"),
         (replace(presets.moneta(), algorithm=algorithm.Momentum()), {}, "fuse momentum with Keep and L2, not with Lq"),
         (presets.gated_deltanet(), {}, "fuse the 1- and 2-layer MLP memory, not Matrix"),
         (presets.yaad(form="mixture"), {}, "is not coordinate-wise and exact"),

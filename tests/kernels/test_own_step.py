@@ -11,7 +11,7 @@ from inputs import cut_gates, draw, leaves, relative, tensors
 from miras import Spec, algorithm, bias, explain, memorize, memory, presets, retention
 from miras.kernels import own_step, pieces
 from miras.memorize import kernels_refuse
-from miras.retention.base import Dual, Retention
+from miras.retention.base import Dual, Linear, Retention
 from miras.types import Rule
 
 
@@ -20,7 +20,7 @@ def keeping(kept, own=None):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Cubic(Dual):
+class Bent(Dual):
     """A link of a user's own."""
 
     def to_weight(self, accumulated):
@@ -45,6 +45,18 @@ class Late(Retention):
     def rule(self, update): ...
 
 
+@dataclass(frozen=True, kw_only=True)
+class Patient(Retention):
+    """One whose weights decay at a chunk's end alone."""
+
+    def linear(self, held, anchor):
+        return Linear(held.weight, decays=False)
+
+    def step(self, held, log_decay, update, threshold, anchor): ...
+
+    def rule(self, update): ...
+
+
 SPECS = {
     "elastic net": keeping(retention.ElasticNet(a=20.0), bias.Huber()),
     "elastic net ftrl": keeping(retention.ElasticNetFTRL(a=20.0)),
@@ -55,7 +67,7 @@ SPECS = {
     "ball": keeping(retention.L2Ball(radius=20.0)),
     "kl row": presets.memora(slice="row"),
     "kl matrix anchored": presets.memora(slice="matrix", anchor=True),
-    "own": keeping(Cubic()),
+    "own": keeping(Bent()),
 }
 
 
@@ -166,6 +178,7 @@ def test_float16_tokens_have_a_state_in_float32():
         (presets.memora(chunk="dual"), r"the kernels do not centre what KL.* writes over its slices"),
         (keeping(retention.FDivergence(g="hellinger")), r"the kernels do not centre what FDivergence"),
         (keeping(retention.L2(at="decayed")), "the kernels fuse Keep, .*, not L2"),
+        (keeping(Patient()), r"let all that is read inside a chunk decay, and Patient does not"),
         (keeping(Late()), r"take the surprise at the weights that a chunk starts with, and Late at another"),
         (replace(SPECS["sigmoid"], algorithm=algorithm.Momentum()), "the kernels fuse Keep, .*, not Bregman"),
         (keeping(retention.L2Ball(), bias.ValueShift()), "bias ValueShift has no device function"),

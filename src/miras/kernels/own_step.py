@@ -43,8 +43,11 @@ def why_not(spec: Spec, device: torch.device, dtype: torch.dtype, channels: int,
     kept = spec.retention
     if type(kept).probe is not Retention.probe:
         return f"the kernels take the surprise at the weights that a chunk starts with, and {kept.label} at another"
-    if not kept.leads and _line(kept).centre:
+    line = _line(kept)
+    if not kept.leads and line.centre:
         return f"the kernels do not centre what {kept.label} writes over its slices"
+    if not kept.leads and not line.decays:
+        return f"the kernels let all that is read inside a chunk decay, and {kept.label} does not"
     return deep_op.why_not_moved(spec, device, dtype, channels, size)
 
 
