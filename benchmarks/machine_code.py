@@ -118,11 +118,23 @@ def compiling(found: dict[str, dict[str, Any]]) -> None:
     JITFunction.run = compiled
 
 
+def told(label: str, found: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """What a call's kernels are like, printed and as a row."""
+    most = max(found, key=lambda kernel: found[kernel]["shared"])
+    print(f"{label}: {len(found)} kernels, {found[most]['shared'] / 1024:.0f} KiB of shared memory ({most})", flush=True)
+    for what in ("stack", "unset"):
+        said = {kernel: own[what] for kernel, own in found.items() if own[what]}
+        print(f"{label}: {what} {said or 'none'}", flush=True)
+    return dict(found)
+
+
 def main() -> None:
     """The command."""
     numbers = lambda text: [int(number) for number in text.split(",")]  # noqa: E731
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--models", type=lambda text: text.split(","), default=list(CASES), help="of these, between commas")
+    parser.add_argument(
+        "--models", nargs="+", choices=CASES, default=list(CASES), metavar="NAME", help=f"of {'; '.join(CASES)}"
+    )
     parser.add_argument("--heads", type=numbers, default=[16], help="numbers of heads, between commas (default 16)")
     parser.add_argument("--channels", type=numbers, default=[64], help="channels a head, between commas (default 64)")
     parser.add_argument("--chunks", type=numbers, default=[64], help="tokens of a chunk, between commas (default 64)")
@@ -136,17 +148,17 @@ def main() -> None:
     compiling(found)
     rows: dict[str, dict[str, Any]] = {}
     for name, heads, channels, chunk in itertools.product(given.models, given.heads, given.channels, given.chunks):
-        found.clear()
         preset, options = CASES[name]
         call, _ = call_of(preset, heads=heads, channels=channels, chunk=chunk, **options)
-        call().sum().backward()
         label = f"{name}, {heads} heads of {channels}" + (f", chunks of {chunk}" if len(given.chunks) > 1 else "")
-        rows[label] = dict(found)
-        most = max(found, key=lambda kernel: found[kernel]["shared"])
-        print(f"{label}: {len(found)} kernels, {found[most]['shared'] / 1024:.0f} KiB of shared memory ({most})", flush=True)
-        for what in ("stack", "unset"):
-            said = {kernel: own[what] for kernel, own in found.items() if own[what]}
-            print(f"{label}: {what} {said or 'none'}", flush=True)
+        found.clear()
+        call().sum().backward()
+        rows[label] = told(label, found)
+        found.clear()
+        with torch.no_grad():
+            call()
+        label += ", without gradients"
+        rows[label] = told(label, found)
     if given.out:
         command = shlex.join(["python", "benchmarks/machine_code.py", *sys.argv[1:]])
         made = provenance("triton") | {"command": command}

@@ -11,7 +11,8 @@ from inputs import cut_gates, draw, leaves, relative, tensors
 from miras import Spec, algorithm, bias, explain, memorize, memory, presets, retention
 from miras.kernels import own_step, pieces
 from miras.memorize import kernels_refuse
-from miras.retention.base import Dual, Linear, Retention
+from miras.retention.base import Dual, Linear, Rates, Retention
+from miras.retention.elastic_net import soft_threshold
 from miras.types import Rule
 
 
@@ -31,6 +32,48 @@ class Bent(Dual):
 
     def rule(self, update):
         return Rule("W = A + A^3 / 10", "W = A + A^3 / 10")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Leading(Retention):
+    """One whose chunks' first tokens take its step, with a threshold, alone."""
+
+    leads = True
+
+    def rates(self, eta, log_alpha):
+        return Rates(None, eta, eta / 4)
+
+    def step(self, held, log_decay, update, threshold, anchor):
+        return self.hold(soft_threshold(held.weight - update, threshold))
+
+    def rule(self, update):
+        return Rule("W = S(W - eta g)", "W = S(W - eta g)")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Halved(Retention):
+    """One whose chunks read other weights than they measure the surprise at."""
+
+    def linear(self, held, anchor):
+        return Linear(0.5 * held.weight)
+
+    def step(self, held, log_decay, update, threshold, anchor): ...
+
+    def rule(self, update): ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sloping(Dual):
+    """A link with a slope for every number of a weight."""
+
+    def to_weight(self, accumulated): ...
+
+    def slope(self, accumulated): ...
+
+    def linear(self, held, anchor):
+        return Linear(held.accumulated, slope=torch.ones_like(held.accumulated))
+
+    def rule(self, update): ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,6 +111,7 @@ SPECS = {
     "kl row": presets.memora(slice="row"),
     "kl matrix anchored": presets.memora(slice="matrix", anchor=True),
     "own": keeping(Bent()),
+    "own, leading": keeping(Leading()),
 }
 
 
@@ -179,6 +223,8 @@ def test_float16_tokens_have_a_state_in_float32():
         (keeping(retention.FDivergence(g="hellinger")), r"the kernels do not centre what FDivergence"),
         (keeping(retention.L2(at="decayed")), "the kernels fuse Keep, .*, not L2"),
         (keeping(Patient()), r"let all that is read inside a chunk decay, and Patient does not"),
+        (keeping(Halved()), "the kernels read what they measure the surprise at, and Halved other weights"),
+        (keeping(Sloping()), r"take one slope a weight, and Sloping has \(2, 3\)"),
         (keeping(Late()), r"take the surprise at the weights that a chunk starts with, and Late at another"),
         (replace(SPECS["sigmoid"], algorithm=algorithm.Momentum()), "the kernels fuse Keep, .*, not Bregman"),
         (keeping(retention.L2Ball(), bias.ValueShift()), "bias ValueShift has no device function"),

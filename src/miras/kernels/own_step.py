@@ -43,11 +43,8 @@ def why_not(spec: Spec, device: torch.device, dtype: torch.dtype, channels: int,
     kept = spec.retention
     if type(kept).probe is not Retention.probe:
         return f"the kernels take the surprise at the weights that a chunk starts with, and {kept.label} at another"
-    line = _line(kept)
-    if not kept.leads and line.centre:
-        return f"the kernels do not centre what {kept.label} writes over its slices"
-    if not kept.leads and not line.decays:
-        return f"the kernels let all that is read inside a chunk decay, and {kept.label} does not"
+    if not kept.leads and (reason := _moves_otherwise(kept)) is not None:
+        return reason
     return deep_op.why_not_moved(spec, device, dtype, channels, size)
 
 
@@ -61,12 +58,22 @@ def uncompared(spec: Spec, device: torch.device) -> str | None:
     )
 
 
-def _line(kept: Retention) -> Linear:
-    """How a retention moves weights inside a chunk, seen on weights of one number."""
+def _moves_otherwise(kept: Retention) -> str | None:
+    """Why what a retention does inside a chunk, seen on a small weight, is not what the kernels do, or None where it is."""
     with torch.no_grad():
-        one = torch.ones(1, 1, 1, 1)
-        held = kept.start(one)
-        return kept.linear(held, held.accumulated if kept.anchored else None)
+        held = kept.start(torch.ones(1, 1, 2, 3))
+        line = kept.linear(held, held.accumulated if kept.anchored else None)
+        if line.centre:
+            return f"the kernels do not centre what {kept.label} writes over its slices"
+        if not line.decays:
+            return f"the kernels let all that is read inside a chunk decay, and {kept.label} does not"
+        if line.slope is not None and line.slope.shape[2:] != (1, 1):
+            return (
+                f"the kernels take one slope a weight, and {kept.label} has {tuple(line.slope.shape[2:])} of a weight of (2, 3)"
+            )
+        if line.base is not held.weight:
+            return f"the kernels read what they measure the surprise at, and {kept.label} other weights"
+    return None
 
 
 class Call(NamedTuple):
@@ -142,14 +149,10 @@ def led(
     call: Call, piece: Piece, own: Chunk, held: tuple[Held, ...], left: tuple[Open, ...]
 ) -> tuple[Tensor, tuple[Held, ...], tuple[Open, ...]]:
     """The first tokens of a chunk: each takes the retention's step by itself and reads what that gives."""
-    kept = call.spec.retention
     lines = tuple(Linear(h.weight) for h in held)
     _, ends = fused_chunk(call, piece, own._replace(log_decay=None), lines)
-    logs = by_sequence(call, piece, own.log_decay)
-    stepped = tuple(
-        kept.step(h, log, h.weight - end, None, anchor)
-        for h, log, end, anchor in zip(held, logs, ends, call.anchor or (None, None), strict=True)
-    )
+    updates = [h.weight - end for h, end in zip(held, ends, strict=True)]
+    stepped = steps(call, held, *gates_of(call, piece, own), updates)
     y = read(call, piece.present, stepped, own.q)
     return y.to(own.q.dtype), replaced(piece.present, stepped, held), left
 
@@ -161,19 +164,13 @@ def moved(
     kept = call.spec.retention
     lines = moving(call, held)
     y, ends = fused_chunk(call, piece, own, lines)
-    logs = by_sequence(call, piece, own.log_decay)
-    thresholds = by_sequence(call, piece, _threshold(call, piece, own))
+    logs, thresholds = gates_of(call, piece, own)
     updates = [decayed(line, log) - end for line, log, end in zip(lines, logs, ends, strict=True)]
     if piece.closing is None or len(piece.closing.numbers):
         if kept.leads:
             stepped = tuple(kept.hold(end) for end in ends)
         else:
-            stepped = tuple(
-                kept.step(h, log, update, threshold, anchor)
-                for h, log, update, threshold, anchor in zip(
-                    held, logs, updates, thresholds, call.anchor or (None, None), strict=True
-                )
-            )
+            stepped = steps(call, held, logs, thresholds, updates)
             if not kept.linear_step:
                 y = y.index_copy(0, piece.ends, read(call, piece.closing, stepped, own.q[piece.ends]).to(y.dtype))
         held = replaced(piece.closing, stepped, held)
@@ -188,6 +185,21 @@ def moved(
             Open(*(where(opens, *pair) for pair in zip(new, old, strict=True))) for new, old in zip(found, left, strict=True)
         )
     return y, held, left
+
+
+# of the outer weight and of the inner one, what a gate adds up to
+Summed = tuple[Tensor | None, Tensor | None]
+
+
+def steps(call: Call, held: tuple[Held, ...], logs: Summed, thresholds: Summed, updates: list[Tensor]) -> tuple[Held, ...]:
+    """The retention's step of both weights."""
+    each = zip(held, logs, updates, thresholds, call.anchor or (None, None), strict=True)
+    return tuple(call.spec.retention.step(*own) for own in each)
+
+
+def gates_of(call: Call, piece: Piece, own: Chunk) -> tuple[Summed, Summed]:
+    """The logarithm of what all tokens of a piece keep, and their threshold."""
+    return by_sequence(call, piece, own.log_decay), by_sequence(call, piece, _threshold(call, piece, own))
 
 
 def moving(call: Call, held: tuple[Held, ...]) -> tuple[Linear, ...]:
@@ -221,7 +233,7 @@ def fused_chunk(call: Call, piece: Piece, own: Chunk, lines: tuple[Linear, ...])
     return y, (new1.mT, new2)
 
 
-def by_sequence(call: Call, piece: Piece, gate: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
+def by_sequence(call: Call, piece: Piece, gate: Tensor | None) -> Summed:
     """A gate's sum over each sequence's tokens, for the rows of the outer weight and for the columns of the inner one."""
     if gate is None:
         return None, None
@@ -245,8 +257,9 @@ def _threshold(call: Call, piece: Piece, own: Chunk) -> Tensor | None:
         return torch.where(last, own.threshold, 0.0)
     if own.log_decay is None:
         return own.threshold
-    log = padded(call, piece, own.log_decay)
-    later = log.flip(1).cumsum(1).flip(1) - log
+    # of the tokens after each: all that are summed, since nothing may be taken off -inf again
+    after = padded(call, piece, own.log_decay)[:, 1:]
+    later = torch.cat([after.flip(1).cumsum(1).flip(1), torch.zeros_like(after[:, :1])], 1)
     return own.threshold * later.flatten(0, 1)[piece.slot].exp()
 
 

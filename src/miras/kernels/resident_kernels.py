@@ -17,7 +17,7 @@ from triton.experimental.gluon.language.nvidia.ampere import async_copy
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, warpgroup_mma
 
 from .links import scale_of
-from .resident_lead import GAIN, KEPT, SHIFT, fetch_lead, fetch_vector, lead_resident
+from .resident_lead import GAIN, SHIFT, fetch_lead, fetch_vector, lead_resident
 from .resident_momentum import begin_speed, carry
 from .resident_norms import state_norms
 from .resident_tiles import add2, fetch, half, keep, put
@@ -60,6 +60,8 @@ def scan_resident(
         slow_k_at = gl.allocate_shared_memory(DOT, [1, 64, 64], SWIZZLED)
         slow_u1_at = gl.allocate_shared_memory(DOT, [1, 64, 64], SWIZZLED)
     token_s = gl.allocate_shared_memory(gl.float32, [8, 64], gl.SwizzledSharedLayout(1, 1, 1, [0]))
+    # by itself, since the compiler waits for all of a buffer that any of it is copied to
+    kept_s = gl.allocate_shared_memory(gl.float32, [64], gl.SwizzledSharedLayout(1, 1, 1, [0]))
 
     row, head = gl.program_id(0).to(gl.int64), gl.program_id(1).to(gl.int64)
     first, length, chunk0 = gl.load(first_ptr + row), gl.load(length_ptr + row), gl.load(chunk_ptr + row)
@@ -88,7 +90,7 @@ def scan_resident(
     async_copy.commit_group()
     # what a chunk reads last comes by itself
     fetch(late_k_at.index(0), late_k_ptr + head * D, first, length, stride, D, LINES)
-    fetch_vector(token_s.index(KEPT), kept_ptr + (chunk0 * H + head) * D, length > 0, D)
+    fetch_vector(kept_s, kept_ptr + (chunk0 * H + head) * D, length > 0, D)
     if MOMENTUM:
         fetch(slow_k_at.index(0), slow_k_ptr + head * D, first, length, stride, D, LINES)
     async_copy.commit_group()
@@ -204,7 +206,7 @@ def scan_resident(
                 token_s, lead_k_ptr, lead_v_ptr, lead_eta_ptr, lead_log_ptr, lead_delta_ptr, ((number + 1) * H + head_n) * D, left > 0, D, HAS_DELTA,
             )
         async_copy.commit_group()
-        kept = token_s.index(KEPT).load(gl.SliceLayout(0, EC))[None, :]
+        kept = kept_s.load(gl.SliceLayout(0, EC))[None, :]
         w1a, w2a = kept * w1a, kept * w2a
         w1b, w2b = kept * w1b, kept * w2b
         if ANCHORED:
@@ -237,7 +239,7 @@ def scan_resident(
         w2b = warpgroup_mma(u2, late_k_s, w2b)
         gl.thread_barrier()
         fetch(late_k_s, late_k_ptr + head_n * D, ahead, left, stride, D, LINES)
-        fetch_vector(token_s.index(KEPT), kept_ptr + ((number + 1) * H + head_n) * D, left > 0, D)
+        fetch_vector(kept_s, kept_ptr + ((number + 1) * H + head_n) * D, left > 0, D)
         if MOMENTUM:
             fetch(slow_k_s, slow_k_ptr + head_n * D, ahead, left, stride, D, LINES)
         async_copy.commit_group()

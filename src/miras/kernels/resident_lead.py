@@ -30,8 +30,6 @@ DECAY = gl.constexpr(3)
 THRESHOLD = gl.constexpr(4)
 GAIN = gl.constexpr(5)
 SHIFT = gl.constexpr(6)
-# of a whole chunk
-KEPT = gl.constexpr(7)
 
 
 @gluon.jit
