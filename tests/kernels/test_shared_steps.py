@@ -83,3 +83,19 @@ def test_layers_give_the_same_by_either_way(monkeypatch):
     x = torch.randn(2, 40, 32, device=DEVICE, requires_grad=True)
     for plain, fused in by_either_way(module, layer, x, monkeypatch):
         assert (plain - fused).norm() <= 1e-4 * plain.norm() + 1e-7
+
+
+@pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")
+def test_what_is_no_number_stays_in_its_sequence(monkeypatch):
+    """Zeros as long as a token sees lie between two sequences; behind them nothing of a NaN is left."""
+    k = F.normalize(torch.randn(1, 60, 1, 48, device=DEVICE) + 1, dim=-1).to(DTYPE)
+    eta = torch.rand(1, 60, 1, 48, device=DEVICE).to(DTYPE)
+    eta[:, 15:30] = 0
+    for what in (torch.nan, torch.inf):
+        bad = [x.clone() for x in (k, eta)]
+        for x in bad:
+            x[:, 7] = what
+        for fused in (False, True):
+            monkeypatch.setattr(module, "worth_fusing", lambda x, fused=fused: fused)
+            found, want = (shared(Recent(*pair), Sum(1.5, 0.7, 15), 0) for pair in (bad, (k, eta)))
+            assert not found[:, 7].isfinite().any() and torch.equal(found[:, 30:], want[:, 30:])

@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from miras import Gates, Spec, algorithm, bias, memorize, memory, presets, retention
+from miras.forms.common import as_tuple
 from miras.hf import MirasConfig
 from miras.nn import MirasLayer, Recipe, recipe_of
 from miras.nn.shared_steps import Recent, Sum, shared
@@ -174,3 +175,29 @@ def test_a_recipe_without_steps_or_unit_keys_is_refused():
         dataclasses.replace(yaad, treatment="plain", step_sum=2.0)
     with pytest.raises(ValueError, match="a number > 0"):
         dataclasses.replace(yaad, step_sum=0.0)
+
+
+@pytest.mark.parametrize("what", [torch.nan, torch.inf])
+@pytest.mark.parametrize("name", ["yaad", "gated_deltanet"])
+def test_what_is_no_number_stays_in_its_document(name, what):
+    layer, x = MirasLayer(16, 2, name).double(), torch.randn(1, 20, 16, dtype=torch.float64)
+    x[0, 9] = what
+    bounds = [0, 5, 13, 20]
+    y, state = layer(x, cu_seqlens=torch.tensor(bounds))
+    for i, (left, right) in enumerate(zip(bounds, bounds[1:], strict=False)):
+        alone, end = layer(x[:, left:right])
+        torch.testing.assert_close(y[:, left:right], alone, equal_nan=True)
+        assert bool(y[:, left:right].isfinite().all()) == (i != 1)
+        weights, own = (as_tuple(s.memory.weights) for s in (state, end))
+        assert all(torch.allclose(a[i], b[0], equal_nan=True) for a, b in zip(weights, own, strict=True))
+
+
+@pytest.mark.parametrize("name", ["yaad", "titans_lmm", "gated_deltanet"])
+def test_what_is_no_number_stays_in_its_row(name):
+    """Rows with padding run packed."""
+    layer, x = MirasLayer(16, 2, name).double(), torch.randn(3, 20, 16, dtype=torch.float64)
+    x[0, 9] = torch.nan
+    mask = torch.ones(3, 20, dtype=torch.bool)
+    mask[2, :5] = False
+    y, _ = layer(x, mask=mask)
+    assert [bool(row.isfinite().all()) for row in y] == [False, True, True]

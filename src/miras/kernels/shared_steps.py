@@ -72,6 +72,12 @@ def mixed(weights, x, DP: tl.constexpr, DOT: tl.constexpr, PRECISION: tl.constex
 
 
 @triton.jit
+def numbers(x):
+    """x, and 0 where it is no number: 0 times that would reach the sequences behind."""
+    return tl.where(tl.abs(x.to(tl.float32)) < float("inf"), x, 0.0).to(x.dtype)
+
+
+@triton.jit
 def met(x, y, DP: tl.constexpr, DOT: tl.constexpr, PRECISION: tl.constexpr):
     """x y', each ``[BLOCK,DP]``."""
     if DP == 1:
@@ -92,10 +98,10 @@ def forward_kernel(
     token = L + tl.program_id(0) % N * BLOCK + tl.arange(0, BLOCK)
     key, eta = rows(k_ptr, row, token, 0, S, H, K, KP).to(DOT), rows(eta_ptr, row, token, 0, S, H, D, DP)
     near = products(key, key, token, token, WIDTH, PRECISION)
-    crowd = mixed(near * near, eta, DP, DOT, PRECISION)
+    crowd = mixed(near * near, numbers(eta), DP, DOT, PRECISION)
     before, moved = rows(k_ptr, row, token - BLOCK, 0, S, H, K, KP).to(DOT), rows(eta_ptr, row, token - BLOCK, 0, S, H, D, DP)
     far = products(key, before, token, token - BLOCK, WIDTH, PRECISION)
-    crowd += mixed(far * far, moved, DP, DOT, PRECISION)
+    crowd += mixed(far * far, numbers(moved), DP, DOT, PRECISION)
     share = most / tl.maximum(factor * crowd, most)
     keep(share_ptr, share, row, token, L, S, H, D, DP)
     keep(y_ptr, eta.to(tl.float32) * share, row, token, L, S, H, D, DP)

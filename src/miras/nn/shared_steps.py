@@ -54,7 +54,8 @@ def crowding(keys: Tensor, steps: Tensor, width: int) -> Tensor:
     slot = torch.arange(block + width, device=keys.device)
     within = (slot >= token) & (slot <= token + width)
     alike = torch.where(within, (seen[..., width:].transpose(-1, -2) @ seen).square(), 0.0)
-    found = alike @ moved.transpose(-1, -2)
+    # 0 times what is no number is none either: one sequence's must not reach those behind it
+    found = alike @ moved.nan_to_num(0.0, 0.0, 0.0).transpose(-1, -2)
     return found.transpose(2, 3).flatten(1, 2)[:, :time]
 
 
