@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from inputs import draw
-from miras import Gates, Spec, algorithm, bias, checks, explain, memorize, memory, presets, recall, retention
+from miras import Gates, Spec, algorithm, bias, checks, explain, memorize, memory, nn, presets, recall, retention
 
 
 def call(spec=None, **changes):
@@ -175,11 +175,11 @@ def test_explain_refuses_a_name():
 @pytest.mark.parametrize(
     "make, message",
     [
-        (lambda: bias.Lp(p=0.5), "Lp needs p >= 1"),
+        (lambda: bias.Lp(p=0.5), "Lp needs a finite p >= 1"),
         (lambda: bias.Huber(form="square"), "Huber form is one of"),
         (lambda: bias.Huber(delta=-1.0), "Huber needs delta >= 0"),
         (lambda: memory.MLP(depth=5), "MLP depth is 1 to 4, got 5"),
-        (lambda: retention.Lq(q=1.0, link="exact"), "needs q of more than 1"),
+        (lambda: retention.Lq(q=1.0, link="exact"), "needs a q of more than 1"),
         (lambda: retention.Lq(link="exakt"), "Lq link is one of"),
         (lambda: retention.KL(slice="diagonal"), "KL slice is one of"),
         (lambda: retention.KL(c=0.0), "KL needs c > 0"),
@@ -189,10 +189,23 @@ def test_explain_refuses_a_name():
         (lambda: retention.Bregman(link="cosine"), "Bregman link 'cosine' is unknown: known are"),
         (lambda: retention.FDivergence(g="l9"), "unknown divergence 'l9': known are"),
         (lambda: retention.L2Ball(radius=-1.0), "L2Ball needs radius > 0"),
-        (lambda: algorithm.MultiStep(n=0), "MultiStep needs a whole number n >= 1"),
-        (lambda: algorithm.MultiStep(n=1.5), "MultiStep needs a whole number n >= 1, got 1.5"),
-        (lambda: memory.MLP(depth=2.0), "MLP depth is 1 to 4, got 2.0"),
-        (lambda: bias.Lp(p="3"), "Lp's p is a number, got '3'"),
+        (lambda: algorithm.MultiStep(n=0), "MultiStep needs n >= 1, got 0"),
+        (lambda: algorithm.MultiStep(n=1.5), "MultiStep's n must be an integer, got 1.5"),
+        (lambda: memory.MLP(depth=2.0), "MLP's depth must be an integer, got 2.0"),
+        (lambda: memory.MLP(depth=True), "MLP's depth must be an integer, got True"),
+        (lambda: retention.L2(anchor="no"), "L2's anchor must be True or False, got 'no'"),
+        (lambda: bias.Huber(smooth="no"), "Huber's smooth must be True or False, got 'no'"),
+        (lambda: bias.Huber(delta="1"), "Huber's delta must be a number or None, got '1'"),
+        (lambda: algorithm.GradientDescent(eta="1"), "GradientDescent's eta must be a number or None, got '1'"),
+        (lambda: bias.Lp(p=float("inf")), "Lp needs a finite p >= 1"),
+        (lambda: dataclasses.replace(presets.yaad(), chunk_size=True), "Spec's chunk_size must be an integer, got True"),
+        (lambda: nn.Recipe(value_norm="no"), "Recipe's value_norm must be True or False, got 'no'"),
+        (lambda: nn.Recipe(convolution=2.5), "Recipe's convolution must be an integer or None, got 2.5"),
+        (lambda: nn.Recipe(start=None), "Recipe's start must be a number, got None"),
+        (lambda: nn.MirasLayer(16, 2, recipe="yaad"), "recipe must be a miras.nn.Recipe, got 'yaad'"),
+        (lambda: nn.MirasLayer(16, 2, norm_eps=-1.0), "norm_eps must be > 0, got -1.0"),
+        (lambda: nn.SlidingWindowAttention(16, 2, window=4.0), "window must be an integer of 1 or more, got 4.0"),
+        (lambda: bias.Lp(p="3"), "Lp's p must be a number, got '3'"),
         (lambda: Spec.from_dict(presets.yaad().to_dict() | {"bias": None}), "a bias is read from a dictionary .* got None"),
         (lambda: dataclasses.replace(presets.yaad(), bias=Undecorated()), "Undecorated must be a dataclass"),
         (lambda: presets.get("jaad"), "unknown preset 'jaad', did you mean yaad. Known are retnet, transformer"),
@@ -202,7 +215,7 @@ def test_explain_refuses_a_name():
             lambda: Spec(memory=bias.L2(), bias=bias.L2(), retention=retention.Keep(), algorithm=algorithm.Newton()),
             "Spec's memory must be a",
         ),
-        (lambda: Spec.from_dict(presets.yaad().to_dict() | {"chunk_size": 0}), "chunk_size must be an integer >= 1"),
+        (lambda: Spec.from_dict(presets.yaad().to_dict() | {"chunk_size": 0}), "chunk_size must be >= 1, got 0"),
     ],
 )
 def test_parts_check_themselves(make, message):

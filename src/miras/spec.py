@@ -14,7 +14,7 @@ from . import algorithm as algorithms
 from . import bias as biases
 from . import memory as memories
 from . import retention as retentions
-from .types import Gate, Gates, Part, Rule, require
+from .types import Gate, Gates, Part, Rule, require, require_kinds
 
 ROOMS: dict[str, type[Any]] = {
     "memory": memories.Memory,
@@ -45,6 +45,7 @@ class Spec:
     name: str = field(default="", compare=False)
 
     def __post_init__(self) -> None:
+        require_kinds(self, "chunk_size", "name")
         for room, kind in ROOMS.items():
             part = getattr(self, room)
             require(isinstance(part, kind), f"Spec's {room} must be a {kind.__module__}.{kind.__name__}, got {part!r}")
@@ -59,6 +60,7 @@ class Spec:
                 not final,
                 f"{type(part).__name__} is derived from {', '.join(final)}, but parts are final: derive from {kind.__name__}",
             )
+            require_kinds(part)
             for gate in part.gates if room != "memory" else ():
                 require(
                     gate.name in Gates._fields,
@@ -67,10 +69,7 @@ class Spec:
         if isinstance(self.algorithm, algorithms.Descent) and self.algorithm.fixed_eta is None:
             steps = any(gate.name == "eta" for gate in self.algorithm.gates)
             require(steps, f"{self.algorithm.label} has no step: its gates must name eta, or its fixed_eta be a number")
-        require(
-            isinstance(self.chunk_size, int) and self.chunk_size >= 1,
-            f"Spec's chunk_size must be an integer >= 1, got {self.chunk_size!r}",
-        )
+        require(self.chunk_size >= 1, f"Spec's chunk_size must be >= 1, got {self.chunk_size}")
         for one, other, reason in refusals(self.memory, self.bias, self.retention, self.algorithm):
             raise ValueError(f"{one.label} ({one.room}) does not go with {other.label} ({other.room}): {reason}")
         # made once: every call reads the gates and messages mention the title, how it is made torch.compile cannot trace

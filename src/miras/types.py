@@ -5,10 +5,13 @@ B batch, T time, H heads, K key channels, V value channels, D = K = V where a me
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import inspect
-from typing import Any, ClassVar, Literal, NamedTuple, TypeVar
+from numbers import Integral, Real
+from types import NoneType
+from typing import Any, ClassVar, Literal, NamedTuple, TypeVar, get_args
 
 import torch
 from torch import Tensor
@@ -155,6 +158,9 @@ class Part:
             raise ValueError(f"a {cls.room} named {cls.__name__} exists already, in {other.__module__}: choose another name")
         cls.known[cls.__name__] = cls
 
+    def __post_init__(self) -> None:
+        require_kinds(self)
+
     def to_dict(self) -> dict[str, Any]:
         """The part as plain JSON values, its class under ``"name"``."""
         return {"name": type(self).__name__, **dataclasses.asdict(self)}
@@ -204,8 +210,45 @@ def looked_at(condition: Tensor) -> bool | None:
 def require_count(**given: object) -> None:
     """Refuse what is neither an integer of 1 or more nor None, by the name it was given under."""
     for name, value in given.items():
-        whole = value is None or (isinstance(value, int) and value >= 1)
+        whole = value is None or (_is(value, int) and value >= 1)  # type: ignore[operator]
         require(whole, f"{name} must be an integer of 1 or more, or None, got {value!r}")
+
+
+# what a field may be annotated with that is looked at, in words
+KINDS: dict[object, str] = {bool: "True or False", int: "an integer", float: "a number", str: "text", NoneType: "None"}
+
+
+def require_kinds(thing: Any, *names: str) -> None:
+    """Refuse fields of a dataclass, all or those named, that are of another plain kind than they are annotated with."""
+    if torch.compiler.is_compiling():
+        # parts that a compiled call makes are the library's own
+        return
+    kinds = _kinds(thing.__class__)
+    for name in names or kinds:
+        value, allowed = getattr(thing, name), kinds.get(name, ())
+        fits = not allowed or any(_is(value, kind) for kind in allowed)
+        words = " or ".join(KINDS[kind] for kind in allowed)
+        require(fits, f"{type(thing).__name__}'s {name} must be {words}, got {value!r}")
+
+
+@functools.cache
+def _kinds(of: Any) -> dict[str, tuple[object, ...]]:
+    """The kinds that each field of a dataclass may have, those alone that are plain."""
+    hints: dict[str, Any] = {}
+    for base in reversed(of.__mro__):
+        # what somebody imports for a type checker alone has no name here
+        with contextlib.suppress(NameError):
+            hints |= inspect.get_annotations(base, eval_str=True)
+    names = [field.name for field in dataclasses.fields(of) if field.name in hints]
+    found = {name: get_args(hints[name]) or (hints[name],) for name in names}
+    return {name: kinds for name, kinds in found.items() if all(kind in KINDS for kind in kinds)}
+
+
+def _is(value: object, kind: object) -> bool:
+    """Whether a value is of a plain kind: a truth value is no number, a whole number is one."""
+    if kind in (int, float):
+        return isinstance(value, Integral if kind is int else Real) and not isinstance(value, bool)
+    return isinstance(value, kind)  # type: ignore[arg-type]
 
 
 def require_text(text: str) -> None:

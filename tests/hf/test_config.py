@@ -135,6 +135,22 @@ CASES = {
     "a word for a switch": (lambda: MirasConfig(value_norm="no"), "value_norm must be True or False, got 'no'"),
     "a vocabulary that is true": (lambda: MirasConfig(vocab_size=True), "vocab_size must be an integer of 1 or more, got True"),
     "negative padding": (lambda: MirasConfig(pad_token_id=-100), "pad_token_id must lie below vocab_size=32000 or be None"),
+    "a base where nothing turns": (
+        lambda: MirasConfig(rope_base=1e6),
+        "rope_base=1000000.0 is of rotary positions, and there are none: rope=True",
+    ),
+    "a word for positions": (lambda: MirasConfig(rope="no"), "MirasConfig's rope must be True or False or None, got 'no'"),
+    "a word for silu": (lambda: MirasConfig(silu="false"), "MirasConfig's silu must be True or False or None"),
+    "a word for a number": (
+        lambda: MirasConfig(rms_norm_eps="1e-6"),
+        "MirasConfig's rms_norm_eps must be a number, got '1e-6'",
+    ),
+    "tied by a word": (lambda: MirasConfig(tie_word_embeddings="no"), "tie_word_embeddings must be True or False, got 'no'"),
+    "a true window": (lambda: MirasConfig(sliding_window=True), "sliding_window must be an integer of 1 or more, or None"),
+    "an end outside": (lambda: MirasConfig(eos_token_id=[2, 40000]), "eos_token_id must lie below vocab_size=32000 or be None"),
+    "a start outside": (lambda: MirasConfig(bos_token_id=32000), "bos_token_id must lie below vocab_size=32000 or be None"),
+    "Llama's base": (lambda: MirasConfig(rope_theta=1e6), "MirasConfig has no rope_theta: did you mean rope_base?"),
+    "fla's taps": (lambda: MirasConfig(conv_size=4), "MirasConfig has no conv_size: did you mean conv_kernel?"),
     "another's word": (lambda: MirasConfig(num_layers=24), "MirasConfig has no num_layers: did you mean num_hidden_layers?"),
 }
 
@@ -153,3 +169,11 @@ def test_a_slip_is_not_kept_in_silence(slip, meant):
         MirasConfig(**{slip: 4})
     # what other tools write into a configuration is kept, as everywhere in Hugging Face
     assert MirasConfig(num_key_value_heads=4).num_key_value_heads == 4
+
+
+def test_a_rotary_base_is_that_of_all_that_turns():
+    assert MirasConfig.preset("transformer-tiny", rope_base=1e6).recipe.rope == 1e6
+    assert MirasConfig.preset("retnet-tiny").recipe.rope == 1e4
+    hybrid = MirasConfig.preset("transformer-tiny-h", rope_base=5e5)
+    assert hybrid.recipe.rope == hybrid.mixer(1).rope == 5e5
+    assert MirasConfig.preset("yaad-tiny-h", rope_base=5e5).recipe.rope is None

@@ -1,6 +1,7 @@
 """Keys alike share their steps: the rule written out, what it promises, and any way of cutting a sequence."""
 
 import dataclasses
+import itertools
 
 import pytest
 import torch
@@ -184,7 +185,7 @@ def test_what_is_no_number_stays_in_its_document(name, what):
     x[0, 9] = what
     bounds = [0, 5, 13, 20]
     y, state = layer(x, cu_seqlens=torch.tensor(bounds))
-    for i, (left, right) in enumerate(zip(bounds, bounds[1:], strict=False)):
+    for i, (left, right) in enumerate(itertools.pairwise(bounds)):
         alone, end = layer(x[:, left:right])
         torch.testing.assert_close(y[:, left:right], alone, equal_nan=True)
         assert bool(y[:, left:right].isfinite().all()) == (i != 1)

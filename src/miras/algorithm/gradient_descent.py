@@ -22,6 +22,7 @@ class GradientDescent(Descent):
     decoupled: bool = False
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         require(self.eta is None or self.eta >= 0, f"GradientDescent needs eta >= 0, got {self.eta}")
         require(not (self.decoupled and self.eta is not None), "GradientDescent(decoupled=True) takes eta as a gate")
 

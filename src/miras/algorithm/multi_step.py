@@ -19,7 +19,8 @@ class MultiStep(Descent):
     n: int = 2
 
     def __post_init__(self) -> None:
-        require(isinstance(self.n, int) and self.n >= 1, f"MultiStep needs a whole number n >= 1, got {self.n!r}")
+        super().__post_init__()
+        require(self.n >= 1, f"MultiStep needs n >= 1, got {self.n}")
 
     @property
     def gates(self) -> tuple[Gate, ...]:

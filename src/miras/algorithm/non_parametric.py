@@ -20,6 +20,7 @@ class NonParametric(Algorithm):
     scale: float | None = None
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         require(self.scale is None or self.scale > 0, f"NonParametric needs scale > 0, got {self.scale}")
 
     def scale_for(self, keys: int) -> float:

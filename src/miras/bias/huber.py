@@ -35,6 +35,7 @@ class Huber(Bias):
     sharpness: float = SHARPNESS
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         require(self.form in get_args(Form), f"Huber form is one of {get_args(Form)}, got {self.form!r}")
         require(self.delta is None or self.delta >= 0, f"Huber needs delta >= 0, got {self.delta}")
         require(self.sharpness > 0, f"Huber needs sharpness > 0, got {self.sharpness}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -24,8 +25,10 @@ class Lp(Bias):
     eps: float = EPS
 
     def __post_init__(self) -> None:
-        require(isinstance(self.p, int | float), f"Lp's p is a number, got {self.p!r}")
-        require(self.p >= 1, f"Lp needs p >= 1 (below that the gradient is infinite at e = 0), got p={self.p}")
+        super().__post_init__()
+        require(
+            1 <= self.p < math.inf, f"Lp needs a finite p >= 1 (below that the gradient is infinite at e = 0), got p={self.p}"
+        )
         require(self.sharpness > 0, f"Lp needs sharpness > 0, got {self.sharpness}")
         require(self.eps > 0, f"Lp needs eps > 0, got {self.eps}")
 
@@ -58,6 +61,7 @@ class L1(Bias):
     sharpness: float = SHARPNESS
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         require(self.sharpness > 0, f"L1 needs sharpness > 0, got {self.sharpness}")
 
     def loss(self, prediction: Tensor, value: Tensor, delta: Tensor | None) -> Tensor:

@@ -20,6 +20,7 @@ class ValueShift(Bias):
     delta: float | None = None
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         require(self.delta is None or self.delta >= 0, f"ValueShift needs delta >= 0, got {self.delta}")
 
     @property

@@ -14,7 +14,7 @@ from transformers import PreTrainedConfig
 from .. import presets
 from ..nn import MirasLayer, Recipe, SlidingWindowAttention, bounded, recipe_of
 from ..spec import Spec
-from ..types import require, require_count
+from ..types import require, require_count, require_kinds
 
 # what other configurations call these fields
 OTHERS = {
@@ -23,7 +23,20 @@ OTHERS = {
     **dict.fromkeys(("d_model", "n_embd", "dim", "hidden_dim"), "hidden_size"),
     **dict.fromkeys(("window", "window_size"), "sliding_window"),
     "chunk": "chunk_size",
+    "rope_theta": "rope_base",
+    "rotary": "rope",
+    **dict.fromkeys(("conv_size", "kernel_size"), "conv_kernel"),
+    "head_size": "head_dim",
+    "tie_embeddings": "tie_word_embeddings",
 }
+
+
+ROPE_BASE = 1e4
+# fields of one plain kind, or None, which other checks do not name
+PLAIN = (
+    "rope", "rope_base", "silu", "output_gate", "value_norm", "step_sum", "gate_pace", "step_start", "step_limit",
+    "decay_start", "weight_start", "initializer_range", "rms_norm_eps", "use_cache", "tie_word_embeddings", "label",
+)  # fmt: skip
 
 
 def whole(value: object, least: int) -> bool:
@@ -70,7 +83,7 @@ class MirasConfig(PreTrainedConfig):
     sliding_window: int | None = None
     chunk_size: int | None = None
     rope: bool | None = None
-    rope_base: float = 10000.0
+    rope_base: float = ROPE_BASE
     conv_kernel: int | None = None
     silu: bool | None = None
     output_gate: str | None = None
@@ -129,15 +142,21 @@ class MirasConfig(PreTrainedConfig):
             sliding_window=self.sliding_window,
             gate_rank=self.gate_rank,
         )
+        require_kinds(self, *PLAIN)
         for name in ("rope_base", "rms_norm_eps"):
             require(getattr(self, name) > 0, f"{name} must be > 0, got {getattr(self, name)!r}")
         require(self.initializer_range >= 0, f"initializer_range must be >= 0, got {self.initializer_range!r}")
-        require(isinstance(self.value_norm, bool), f"value_norm must be True or False, got {self.value_norm!r}")
-        pad, words = self.pad_token_id, self.vocab_size
+        turns = self.sliding_window is not None or (recipe_of(self.memory).rope is not None if self.rope is None else self.rope)
         require(
-            pad is None or (whole(pad, 0) and pad < words),
-            f"pad_token_id must lie below vocab_size={words} or be None, got {pad!r}",
+            turns or self.rope_base == ROPE_BASE,
+            f"rope_base={self.rope_base} is of rotary positions, and there are none: rope=True",
         )
+        words = self.vocab_size
+        for name in ("pad_token_id", "bos_token_id", "eos_token_id"):
+            given = getattr(self, name)
+            every = given if isinstance(given, list) and name == "eos_token_id" else [given]
+            fits = all(one is None or (whole(one, 0) and one < words) for one in every)
+            require(fits, f"{name} must lie below vocab_size={words} or be None, got {given!r}")
 
     @property
     def memory(self) -> Spec:
@@ -151,8 +170,8 @@ class MirasConfig(PreTrainedConfig):
         recipe = recipe_of(self.memory)
         self._check_gates({gate.name for gate in recipe.gates})
         changes: dict[str, Any] = {"value_norm": self.value_norm or recipe.value_norm}
-        if self.rope is not None:
-            changes["rope"] = self.rope_base if self.rope else None
+        if self.rope is not None or recipe.rope is not None:
+            changes["rope"] = None if self.rope is False else self.rope_base
         if self.conv_kernel is not None:
             changes["convolution"] = self.conv_kernel or None
         if self.silu is not None:

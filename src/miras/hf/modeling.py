@@ -89,13 +89,16 @@ class MirasPreTrainedModel(PreTrainedModel):
             layer.backend = backend
 
     def resize_token_embeddings(self, *args: Any, **kwargs: Any) -> Any:
-        """As in transformers; a padding token that is gone is none any more."""
+        """As in transformers; special tokens that are gone are none any more."""
         made = super().resize_token_embeddings(*args, **kwargs)
-        pad = self.config.pad_token_id
-        if pad is not None and pad >= self.config.vocab_size:
-            self.config.pad_token_id = None
-            if self.generation_config is not None:
-                self.generation_config.pad_token_id = None
+        for name in ("pad_token_id", "bos_token_id", "eos_token_id"):
+            for holder in (self.config, self.generation_config):
+                given = getattr(holder, name, None)
+                left = [one for one in given if one < self.config.vocab_size] if isinstance(given, list) else given
+                if isinstance(left, int) and left >= self.config.vocab_size:
+                    left = None
+                if left != given:
+                    setattr(holder, name, None if left == [] else left)
         return made
 
     @classmethod

@@ -79,9 +79,9 @@ class MLP(Memory):
     normed = True
 
     def __post_init__(self) -> None:
-        require(isinstance(self.depth, int) and 1 <= self.depth <= 4, f"MLP depth is 1 to 4, got {self.depth!r}")
-        wide = isinstance(self.expansion, int) and self.expansion >= 1
-        require(wide, f"MLP expansion is an integer of 1 or more, got {self.expansion!r}")
+        super().__post_init__()
+        require(1 <= self.depth <= 4, f"MLP depth is 1 to 4, got {self.depth}")
+        require(self.expansion >= 1, f"MLP expansion is 1 or more, got {self.expansion}")
 
     def shapes(self, keys: int, values: int) -> tuple[tuple[int, ...], ...]:
         hidden = self.expansion * keys

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..types import require
+from ..types import require, require_kinds
 from .functional import logit, softplus_inverse, takes_kernels
 
 LinkName = Literal["sigmoid", "softplus", "decay", "soft_decay", "bounded_decay", "ridge", "slopes"]
@@ -90,6 +90,7 @@ class GateRecipe:
     pace: float = 1.0
 
     def __post_init__(self) -> None:
+        require_kinds(self)
         require(self.name in get_args(GateName), f"a gate's name is one of {get_args(GateName)}, got {self.name!r}")
         require(self.link in get_args(LinkName), f"{self.name}'s link is one of {get_args(LinkName)}, got {self.link!r}")
         require(self.rank is None or self.rank >= 1, f"{self.name}'s rank must be 1 or more, or None, got {self.rank}")

@@ -117,6 +117,8 @@ class MirasLayer(nn.Module):
         self.spec = presets.get(spec) if isinstance(spec, str) else spec
         checks.spec_of(self.spec)
         self.recipe = bounded(recipe_of(self.spec)) if recipe is None else recipe
+        require(isinstance(self.recipe, Recipe), f"recipe must be a miras.nn.Recipe, got {recipe!r}")
+        require(norm_eps > 0, f"norm_eps must be > 0, got {norm_eps}")
         require(dim >= 1 and heads >= 1, f"dim and heads must be >= 1, got dim={dim} and heads={heads}")
         require_count(head_dim=head_dim, value_dim=value_dim, chunk_size=chunk_size)
         require(head_dim is not None or dim % heads == 0, f"dim={dim} is not a multiple of heads={heads}: give head_dim")

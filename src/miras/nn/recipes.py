@@ -17,7 +17,7 @@ from ..forms.chunk import family, no_chunks
 from ..memory import Vector
 from ..spec import Spec
 from ..types import Gate as GateNeed
-from ..types import require
+from ..types import require, require_kinds
 from .gates import GateRecipe
 from .initial import learns_start
 
@@ -67,6 +67,7 @@ class Recipe:
     bonus: bool = False
 
     def __post_init__(self) -> None:
+        require_kinds(self)
         width = self.convolution
         require(width is None or width >= 2, f"Recipe's convolution has 2 taps or more, or is None, got {width}")
         known = get_args(Treatment)

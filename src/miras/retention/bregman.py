@@ -103,6 +103,7 @@ class Bregman(Dual):
     link: str = "sigmoid"
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         known = ", ".join(sorted(Link.known))
         require(self.link in Link.known, f"Bregman link {self.link!r} is unknown: known are {known}")
 

@@ -37,6 +37,7 @@ class ElasticNet(Retention):
     sums_thresholds = True
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         require(self.a > 0, f"ElasticNet needs a > 0, got {self.a}")
         require(self.b > 0, f"ElasticNet needs b > 0, got {self.b}")
 
@@ -82,6 +83,7 @@ class ElasticNetFTRL(Retention):
     smooth: bool = False
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         require(self.a > 0, f"ElasticNetFTRL needs a > 0, got {self.a}")
 
     def rates(self, eta: Tensor, log_alpha: Tensor | None) -> Rates:

@@ -160,6 +160,7 @@ class FDivergence(Retention):
     zero_start = False
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         known = ", ".join(sorted(Divergence.known))
         require(self.g in Divergence.known, f"unknown divergence {self.g!r}: known are {known}")
         require(self.c is None or self.c > 0, f"FDivergence needs c > 0, or None for the slice's length, got {self.c}")

@@ -35,6 +35,7 @@ class KL(Retention):
     zero_start = False
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         require(self.c is None or self.c > 0, f"KL needs c > 0, or None for the slice's length, got {self.c}")
         require(self.slice in get_args(Slice), f"KL slice is one of {get_args(Slice)}, got {self.slice!r}")
         require(self.chunk in get_args(Chunk), f"KL chunk is one of {get_args(Chunk)}, got {self.chunk!r}")

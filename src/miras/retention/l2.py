@@ -53,6 +53,7 @@ class L2(Retention):
     linear_step = True
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         require(self.at in get_args(At), f"L2 retention's at is one of {get_args(At)}, got {self.at!r}")
         require(self.side in get_args(Side), f"L2 retention's side is one of {get_args(Side)}, got {self.side!r}")
         require(self.schedule in (None, "retnet"), f"L2 retention's schedule is None or 'retnet', got {self.schedule!r}")
@@ -137,6 +138,7 @@ class L2Ball(Retention):
     scales_gradient = True
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         require(self.radius > 0, f"L2Ball needs radius > 0, got {self.radius}")
 
     @property

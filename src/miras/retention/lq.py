@@ -48,10 +48,10 @@ class Lq(Dual):
     zero_start = False
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         require(self.link in get_args(LinkName), f"Lq link is one of {get_args(LinkName)}, got {self.link!r}")
-        low = 1 if self.link == "paper" else "more than 1"
-        allowed = self.q >= 1 if self.link == "paper" else self.q > 1
-        require(allowed, f"Lq(link='{self.link}') needs q of {low} and more, got q={self.q}")
+        low, allowed = ("1 or more", self.q >= 1) if self.link == "paper" else ("more than 1", self.q > 1)
+        require(allowed, f"Lq(link='{self.link}') needs a q of {low}, got q={self.q}")
         require(self.floor > 0, f"Lq needs floor > 0, got {self.floor}")
 
     @property
