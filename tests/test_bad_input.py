@@ -142,6 +142,79 @@ def test_states_of_another_spec_are_refused():
             memorize(yaad, q, k, v, gates, form="recurrent", norm=keywords["norm"], state=state)
 
 
+def in_chunk(**changes):
+    return lambda state: state._replace(
+        chunk=state.chunk._replace(**{n: f(getattr(state.chunk, n)) for n, f in changes.items()})
+    )
+
+
+STATES = {
+    "places of other rows": (
+        "yaad",
+        in_chunk(position=lambda x: x[:1]),
+        "chunk.position must be a whole number for each of 2 rows",
+    ),
+    "places in fractions": (
+        "yaad",
+        in_chunk(position=lambda x: x.double()),
+        "chunk.position must be a whole number for each of 2",
+    ),
+    "a place before the chunk": ("yaad", in_chunk(position=lambda x: x - 13), "state stands -3 tokens into its chunk"),
+    "a place behind it": ("yaad", in_chunk(position=lambda x: x + 100), "state stands 110 tokens into its chunk"),
+    "nothing moved": ("yaad", in_chunk(moved=lambda x: ()), "state's chunk.moved must have the shapes"),
+    "no start": ("yaad", in_chunk(start=lambda x: ()), "state's chunk.start must have the shapes"),
+    "no decay": ("yaad", in_chunk(log_decay=lambda x: ()), "state's chunk.log_decay must have the shapes"),
+    "one decay": ("yaad", in_chunk(log_decay=lambda x: x[:1]), "state's chunk.log_decay must have the shapes"),
+    "a decay of another size": (
+        "yaad",
+        in_chunk(log_decay=lambda x: (x[0][..., :3, :], x[1])),
+        "state's chunk.log_decay must have",
+    ),
+    "no threshold": ("yaad", in_chunk(threshold=lambda x: ()), "state's chunk.threshold must have the shapes"),
+    "half of the digits": (
+        "yaad",
+        in_chunk(moved=lambda x: tuple(y.half() for y in x)),
+        "chunk.moved is torch.float16, but q asks",
+    ),
+    "accumulated in others": (
+        "yaad",
+        lambda state: state._replace(accumulated=tuple(x.float() for x in state.accumulated)),
+        "state's accumulated is torch.float32, but q asks for torch.float64",
+    ),
+    "both weights alike": (
+        "yaad",
+        lambda state: state._replace(accumulated=state.accumulated[::-1]),
+        "state's accumulated must have the shapes",
+    ),
+    "fewer keys": (
+        "mesa",
+        lambda state: state._replace(key_key=state.key_key[:, :, :1, :1]),
+        "state's key_key must have the shapes",
+    ),
+    "keys of other digits": (
+        "mesa",
+        lambda state: state._replace(key_key=state.key_key.float()),
+        "state's key_key is torch.float32",
+    ),
+    "one length": (
+        "transformer",
+        lambda state: state._replace(lengths=state.lengths[:1]),
+        "lengths must be a whole number for each",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", STATES)
+def test_states_that_are_not_whole_are_refused(name):
+    preset, damaged, message = STATES[name]
+    spec = presets.get(preset)
+    q, k, v, gates, keywords = draw(spec, B=2, T=10, H=2, K=4)
+    _, state = memorize(spec, q, k, v, gates, chunk_size=16, **keywords)
+    with pytest.raises(ValueError, match=message) as error:
+        memorize(spec, q, k, v, gates, chunk_size=16, state=damaged(state), norm=keywords.get("norm"))
+    assert "\n" not in str(error.value)
+
+
 @pytest.mark.parametrize(
     "change, message",
     [

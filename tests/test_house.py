@@ -18,6 +18,7 @@ FLOORS = [
     set(ROOMS),
     {"spec"},
     {"presets", "checks"},
+    {"state_checks"},
     {"forms", "kernels"},
     {"call"},
     {"stretches"},

@@ -13,10 +13,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from .algorithm import Descent, Newton, NonParametric
+from .algorithm import Descent, NonParametric
 from .retention import L2
 from .spec import Spec
-from .types import AnyState, CacheState, Gate, Gates, NewtonState, Norm, State, Weights, looked_at, require, require_count
+from .types import Gate, Gates, Norm, Weights, looked_at, require, require_count
 
 
 class Shapes(NamedTuple):
@@ -95,7 +95,7 @@ def tokens(spec: Spec, q: Tensor, k: Tensor | None, v: Tensor, cu_seqlens: Tenso
             raise ValueError(f"{name} must be a tensor, got {type(x).__name__}")
         if x.dim() != 4:
             raise ValueError(f"{name} must be [B,T,H,D], got a tensor of shape {list(x.shape)}")
-        _floating(name, x)
+        floating(name, x)
         if x.dtype != q.dtype:
             raise ValueError(f"q, k and v must have one dtype, got q {q.dtype} and {name} {x.dtype}")
         if x.device != q.device:
@@ -182,7 +182,8 @@ def _shaped(gate: Gate, value: Tensor, shapes: Shapes, spec: Spec) -> Tensor:
     return value if value.dim() == 4 else value[..., None]
 
 
-def _floating(name: str, x: Tensor) -> None:
+def floating(name: str, x: Tensor) -> None:
+    """Refuse whole numbers and truth values."""
     if not x.is_floating_point():
         raise ValueError(f"{name} must be a floating-point tensor, got {x.dtype}")
 
@@ -191,7 +192,7 @@ def _tensor(name: str, x: object, device: torch.device) -> None:
     """Refuse what is no tensor of floating-point numbers where q is."""
     if not isinstance(x, Tensor):
         raise ValueError(f"{name} must be a tensor, got {type(x).__name__}")
-    _floating(name, x)
+    floating(name, x)
     if x.device != device:
         raise ValueError(f"{name} is on {x.device}, but q is on {device}")
 
@@ -254,66 +255,3 @@ def norm_of(spec: Spec, norm: tuple[Tensor, Tensor] | None, shapes: Shapes, like
         if x.shape != (shapes.heads, shapes.values):
             raise ValueError(f"{name} must be [H,V] = {[shapes.heads, shapes.values]}, got {list(x.shape)}")
     return Norm(norm[0].to(like.dtype), norm[1].to(like.dtype))
-
-
-def state_of(spec: Spec, state: AnyState, shapes: Shapes, like: Tensor, form: str) -> AnyState:
-    """Check that a state belongs to this spec and these sizes."""
-    _kind(spec, state)
-    wanted = [(shapes.rows, shapes.heads, *shape) for shape in spec.memory.shapes(shapes.keys, shapes.values)]
-    if isinstance(state, CacheState):
-        rows, past = state.keys.shape[:2]
-        wanted = [(shapes.rows, past, shapes.heads, shapes.keys), (rows, past, shapes.heads, shapes.values)]
-    held = state.weights if isinstance(state.weights, tuple) else (state.weights,)
-    got = [tuple(weight.shape) for weight in held]
-    if got != wanted:
-        raise ValueError(f"state must hold weights of shapes {wanted} for {spec}, got {got}")
-    if isinstance(state, State):
-        if form != "chunk" and state.chunk is not None and bool(state.chunk.position.any()):
-            raise ValueError("state stands in the middle of a chunk: go on with form='chunk'")
-        remembers = isinstance(spec.algorithm, Descent) and spec.algorithm.remembers
-        if bool(state.momentum) != remembers:
-            raise ValueError(f"state {'lacks a' if remembers else 'has a'} momentum, unlike {spec}")
-        anchored = spec.retention.anchored
-        if bool(state.anchor) != anchored:
-            raise ValueError(f"state {'lacks an' if anchored else 'has an'} anchor, unlike {spec}")
-        inside = (
-            *state.accumulated,
-            *state.anchor,
-            *state.momentum,
-            *(state.chunk.start + state.chunk.moved if state.chunk else ()),
-        )
-        if len(state.accumulated) != len(wanted) or not all(x.shape in wanted for x in inside):
-            raise ValueError(f"state must hold tensors of shapes {wanted} for {spec}, got {[tuple(x.shape) for x in inside]}")
-    for x in held:
-        if x.dtype != like.dtype:
-            raise ValueError(f"state is {x.dtype}, but q asks for {like.dtype}")
-        if x.device != like.device:
-            raise ValueError(f"state is on {x.device}, but q is on {like.device}")
-    return state
-
-
-def _kind(spec: Spec, state: AnyState) -> None:
-    kind = {Newton: NewtonState, NonParametric: CacheState}.get(type(spec.algorithm), State)
-    if not isinstance(state, kind):
-        raise ValueError(f"state must be a {kind.__name__} for {spec}, got {type(state).__name__}")
-
-
-def queries(spec: Spec, state: AnyState, q: Tensor, norm: tuple[Tensor, Tensor] | None) -> Norm | None:
-    """Check that queries can read a state of this spec, a row each or all from one row; the norm to read with."""
-    spec_of(spec)
-    _kind(spec, state)
-    held = state.weights[0] if isinstance(state.weights, tuple) else state.weights
-    if not isinstance(q, Tensor):
-        raise ValueError(f"q must be a tensor, got {type(q).__name__}")
-    if q.dim() != 4:
-        raise ValueError(f"q must be [B,T,H,K], got a tensor of shape {list(q.shape)}")
-    _floating("q", q)
-    if q.device != held.device:
-        raise ValueError(f"state is on {held.device}, but q is on {q.device}")
-    (batch, time, heads, keys), rows = q.shape, held.shape[0]
-    if 1 not in (batch, rows) and batch != rows:
-        raise ValueError(f"q has {batch} rows, but state has {rows}")
-    wide = state.values.shape[3] if isinstance(state, CacheState) else held.shape[2]
-    shapes = Shapes(batch, time, heads, keys, keys if spec.memory.square else wide, 1, rows)
-    state_of(spec, state, shapes, held, "chunk")
-    return norm_of(spec, norm, shapes, held)

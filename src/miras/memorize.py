@@ -14,7 +14,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from . import checks
+from . import checks, state_checks
 from .algorithm import NonParametric
 from .bias import Huber
 from .call import Call
@@ -95,7 +95,7 @@ def memorize(
             start = begun(linked=False)
         else:
             require(weights is None, "weights and state were both given: a state holds its weights, give one of them")
-            start = checks.state_of(spec, state, shapes, like, form)
+            start = state_checks.state_of(spec, state, shapes, like, form)
         if q.shape[1] == 0:
             # not a token: nothing is learned, and what was known stays
             return v[:, :0], start if state is not None else begun(linked=True)
@@ -287,5 +287,5 @@ def packed(
 
 def recall(spec: Spec, state: AnyState, q: Tensor, norm: tuple[Tensor, Tensor] | None = None) -> Tensor:
     """Read a memory without writing to it: ``[B,T,H,K] -> [B,T,H,V]``, every query from the same state."""
-    gain = checks.queries(spec, state, q, norm)
+    gain = state_checks.queries(spec, state, q, norm)
     return read(spec, state, q.to(as_tuple(state.weights)[0].dtype), gain).to(q.dtype)

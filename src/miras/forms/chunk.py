@@ -101,8 +101,8 @@ def _fast_weights(
     exact = family(spec) == "hebbian"
     positions = [0] * rows if state.chunk is None else state.chunk.position.tolist()
     require(
-        max(positions) < size,
-        f"state stands {max(positions)} tokens into its chunk, so it cannot go on with chunk_size={size}",
+        min(positions) >= 0 and max(positions) < size,
+        f"state stands {max(positions, key=abs)} tokens into its chunk, so it cannot go on with chunk_size={size}",
     )
     carry = _carry_of(state, positions)
     if counts is None and len(set(positions)) == 1:

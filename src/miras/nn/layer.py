@@ -215,6 +215,7 @@ class MirasLayer(nn.Module):
             fits = state.window.shape == window.shape
             require(fits, f"state must have a window {list(window.shape)}, got {list(state.window.shape)}")
             window = state.window
+            require(state.seen.shape == (rows,), f"state must have seen tokens of {rows} rows, got {list(state.seen.shape)}")
         seen = torch.zeros(rows, dtype=torch.long, device=x.device) if state is None else state.seen
         streams, q, k, v, window = self._project(x, window, places)
         q, k = self._rotated(q, k, seen, places)
