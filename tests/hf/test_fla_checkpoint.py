@@ -133,3 +133,11 @@ def test_broken_folders(tmp_path):
     (tmp_path / "config.json").write_text("{")
     with pytest.raises(ValueError, match="is not JSON"):
         from_fla(tmp_path)
+
+
+def test_a_dtype_may_be_a_name(tmp_path):
+    checkpoint(tmp_path, **GDN)
+    assert [from_fla(tmp_path, dtype=name).dtype for name in ("auto", "bfloat16")] == [torch.float32, torch.bfloat16]
+    for wrong in ("bf16", "int32", torch.int64, 16):
+        with pytest.raises(ValueError, match="dtype must be a floating-point dtype of torch, its name, 'auto' or None"):
+            from_fla(tmp_path, dtype=wrong)

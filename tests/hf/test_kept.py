@@ -263,6 +263,9 @@ def test_nothing_is_half_written(kept):
         (torch.tensor([3, -1]), "token -1"),
         (torch.ones(1, 3), "must be integers"),
         (torch.ones(1, 3, 2, dtype=torch.long), r"\[1, 3, 2\]"),
+        ([1.5], "tokens must be integers"),
+        (["a", "b"], r"tokens must be integers, got \['a', 'b'\]"),
+        (None, "give a text, a tensor or a list of tokens, got NoneType"),
     ],
 )
 def test_bad_tokens_are_refused(ids, words):
@@ -301,3 +304,17 @@ def test_a_memory_takes_the_place_of_a_memory_alone(kept):
     with pytest.raises(ValueError, match="the file there is no memory, and would be lost"):
         KeptMemory.load(path, model).save(other)
     assert other.read_bytes() == b"weights"
+
+
+def test_what_a_memory_goes_into_is_checked(kept, tmp_path):
+    model = build("yaad")
+    with pytest.raises(ValueError, match=r"stretch must be an integer of 1 or more, or None, got 1\.5"):
+        model.read([1, 2], stretch=1.5)
+    path = tmp_path / "memory.safetensors"
+    model.read([1, 2, 3]).save(path)
+    with pytest.raises(ValueError, match="model must be a model that was loaded, got 'folder'"):
+        KeptMemory.load(path, "folder")
+    with pytest.raises(
+        ValueError, match=r"was read in another precision than this model's torch\.float64: load the model in that"
+    ):
+        KeptMemory.load(path, model.double())

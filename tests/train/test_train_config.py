@@ -55,6 +55,8 @@ WRONG = [
     (("--import", "mine"), r"--import stands before the command: miras --import MODULE train \.\.\."),
     (("yaad-tiny",), r"miras train takes options alone, got yaad-tiny: did you mean --model\.name yaad-tiny\?"),
     (("--optim.lrr", "1"), r"no option --optim\.lrr, did you mean --optim\.lr\? \(miras train --help lists them\)"),
+    (("--learning_rate", "1"), r"no option --learning_rate, did you mean --optim\.lr\?"),
+    (("--batch_size", "1"), r"no option --batch_size, did you mean --data\.batch\?"),
     (("--steps", "1"), r"no option --steps, did you mean --optim\.steps\?"),
     (("--optim.steps", "many"), r"--optim\.steps is an integer, got 'many'"),
     (("--optim.steps", "1.5"), r"--optim\.steps is an integer, got '1\.5'"),
@@ -80,6 +82,9 @@ def test_what_is_wrong_is_said_in_one_line(argv, message):
 FILES = [
     ("a.yaml", "optim:\n  stepps: 3\n", r"a\.yaml: no option optim\.stepps, did you mean optim\.steps\?"),
     ("a.yaml", "optm:\n  steps: 3\n", r"a\.yaml: no section 'optm', did you mean optim\?"),
+    ("a.yaml", "optim:\n  learning_rate: 3e-3\n", r"a\.yaml: no option optim\.learning_rate, did you mean optim\.lr\?"),
+    ("a.yaml", "model:\n  name: yaad-tiny\n  name: moneta-tiny\n", r"a\.yaml gives name twice"),
+    ("a.yaml", "optim: {lr: 1e-3}\noptim: {steps: 3}\n", r"a\.yaml gives optim twice"),
     ("a.yaml", "optim: 3\n", r"the section optim is not a table of options"),
     ("a.yaml", "- 3\n", "is not a table of sections"),
     ("a.yaml", "optim: {\n", "is not YAML"),

@@ -94,15 +94,18 @@ class Mixer:
         return self.checkpoint.take(self.prefix + name)
 
 
-def from_fla(folder: str | Path, *, dtype: torch.dtype | None = None, ignore: Collection[str] = ()) -> MirasForCausalLM:
+def from_fla(folder: str | Path, *, dtype: torch.dtype | str | None = None, ignore: Collection[str] = ()) -> MirasForCausalLM:
     """The model that fla's ``save_pretrained`` wrote, ready to read.
 
     Args:
         folder: with config.json and safetensors; its ``model_type`` is gated_deltanet, delta_net, gla or transformer.
-        dtype: of the weights; as they were saved when not given.
+        dtype: of the weights, or its name; as they were saved when not given or "auto".
         ignore: options of the checkpoint that are known not to matter, where this import refuses them.
     """
     folder = Path(folder)
+    wanted = None if dtype == "auto" else getattr(torch, dtype, None) if isinstance(dtype, str) else dtype
+    known = wanted.is_floating_point if isinstance(wanted, torch.dtype) else dtype in (None, "auto")
+    require(known, f"dtype must be a floating-point dtype of torch, its name, 'auto' or None, got {dtype!r}")
     family, options = _options(folder, ignore)
     checkpoint = Checkpoint(folder)
     tensors = _tensors(checkpoint, family, options)
@@ -118,7 +121,7 @@ def from_fla(folder: str | Path, *, dtype: torch.dtype | None = None, ignore: Co
         **{name: options[name] for name in TOKENS},
         **fields,
     )
-    kind = tensors["model.embed_tokens.weight"].dtype if dtype is None else dtype
+    kind = tensors["model.embed_tokens.weight"].dtype if wanted is None else wanted
     with torch.device("meta"):
         model = MirasForCausalLM(config)
     for name, x in model.state_dict().items():

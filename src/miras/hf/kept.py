@@ -5,7 +5,7 @@ B rows, T tokens
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -17,7 +17,7 @@ from transformers.utils import ModelOutput
 from miras import __version__
 
 from ..nn.block import BlockState
-from ..types import require, require_text
+from ..types import require, require_count, require_text
 from . import memory_file
 from .cache import MirasCache, tensors
 
@@ -105,14 +105,21 @@ class KeptMemory(NamedTuple):
     @classmethod
     def load(cls, path: str | Path, model: MirasForCausalLM) -> KeptMemory:
         """The memory that ``save`` wrote, refused unless this model, wherever it runs, is the one that made it."""
+        require(hasattr(model, "config"), f"model must be a model that was loaded, got {model!r}")
         found, header = memory_file.read(Path(path))
         memory_file.check_model(header, model, Path(path))
         devices = [next(block.parameters()).device for block in model.model.layers]
         try:
             states = [memory_file.rebuild(tree, found, device) for tree, device in zip(header.tree, devices, strict=True)]
-            return cls(tuple(states), found["last"].to(_device(model)), header.tokens, model)
+            last = found["last"].to(_device(model))
         except KeyError as error:
             raise ValueError(f"{path} is not a complete memory file: it has no tensor {error}") from None
+        exact = {x.dtype == torch.float64 for state in states for x in tensors(state) if x.is_floating_point()}
+        fits = (model.dtype == torch.float64) not in {not one for one in exact}
+        require(
+            fits, f"{path} was read in another precision than this model's {model.dtype}: load the model in that, or read again"
+        )
+        return cls(tuple(states), last, header.tokens, model)
 
 
 def read(
@@ -125,7 +132,7 @@ def read(
     progress: Callable[[int, int], None] | None = None,
 ) -> KeptMemory:
     """See :meth:`MirasForCausalLM.read`."""
-    require(stretch >= 1, f"stretch must be 1 or more, got {stretch}")
+    require_count(stretch=stretch)
     ids = _checked(_ids(model, text, memory, tokenizer), model).to(_device(model))
     require(ids.shape[1] > 0, "there is nothing to read: the text has no tokens")
     cache, total = MirasCache(len(model.model.layers)), ids.shape[1]
@@ -169,9 +176,18 @@ def _ids(model: MirasForCausalLM, text: str | Tensor | Sequence[int], memory: Ke
         require_text(text)
         tokenizer = tokenizer_of(model) if tokenizer is None else tokenizer
         text = tokenizer(text, add_special_tokens=memory is None, verbose=False).input_ids
-    require(not isinstance(text, Mapping), f"give a text, a tensor or a list of tokens, got {type(text).__name__}")
-    ids = text if isinstance(text, Tensor) else torch.tensor(list(text), dtype=torch.long)
+    fits = isinstance(text, Iterable) and not isinstance(text, Mapping)
+    require(fits, f"give a text, a tensor or a list of tokens, got {type(text).__name__}")
+    ids = text if isinstance(text, Tensor) else _tokens(list(text))
     return ids[None] if ids.dim() == 1 else ids
+
+
+def _tokens(given: list[Any]) -> Tensor:
+    try:
+        # what is no whole number keeps its dtype, by which it is refused
+        return torch.tensor(given) if given else torch.zeros(0, dtype=torch.long)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"tokens must be integers, got {given[:3]!r}") from error
 
 
 def _checked(ids: Tensor, model: MirasForCausalLM) -> Tensor:

@@ -20,6 +20,16 @@ from ..types import require
 
 ConfigT = TypeVar("ConfigT")
 Made = TypeVar("Made")
+# what other trainers call these options
+OTHERS = {
+    **dict.fromkeys(("learning_rate", "max_lr", "rate"), "lr"),
+    **dict.fromkeys(("batch_size", "per_device_train_batch_size"), "batch"),
+    **dict.fromkeys(("seq_len", "sequence_length", "seq_length", "block_size", "context", "max_length"), "length"),
+    **dict.fromkeys(("max_steps", "iterations"), "steps"),
+    **dict.fromkeys(("output_dir", "out", "out_dir"), "folder"),
+    **dict.fromkeys(("warmup_ratio", "warmup_steps"), "warmup"),
+    **dict.fromkeys(("max_grad_norm", "grad_clip"), "clip"),
+}
 WORDS: dict[Any, str] = {int: "an integer", float: "a number", bool: "true or false", str: "text"}
 
 
@@ -121,18 +131,28 @@ def read(path: Path) -> Any:
     require(path.suffix in (".yaml", ".yml"), f"a configuration file is .yaml, .yml or .toml, got {path}")
     import yaml
 
+    class Once(yaml.SafeLoader):
+        """YAML lets the last of several values win."""
+
+        def construct_mapping(self, node: Any, deep: bool = False) -> Any:
+            keys = [self.construct_object(key, deep=True) for key, _ in node.value]
+            twice = [str(key) for i, key in enumerate(keys) if key in keys[:i]]
+            require(not twice, f"{path} gives {', '.join(twice)} twice")
+            return super().construct_mapping(node, deep)
+
     try:
-        return yaml.safe_load(path.read_text(encoding="utf-8")) or {}
+        return yaml.load(path.read_text(encoding="utf-8"), Once) or {}
     except (yaml.YAMLError, UnicodeError) as error:
         raise ValueError(f"{path} is not YAML: {error}") from None
 
 
 def nearest(name: str, known: list[str]) -> str:
     """The known name that looks most like another, as the middle of a sentence."""
-    close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    key = name.rpartition(".")[2].lstrip("-")
+    close = [other for other in known if other.rpartition(".")[2].lstrip("-") == OTHERS.get(key)][:1]
+    close = close or difflib.get_close_matches(name, known, n=1, cutoff=0.5)
     if not close:
         # the key may be right and its section wrong
-        key = name.rpartition(".")[2].lstrip("-")
         close = [other for other in known if other.rpartition(".")[2] == key][:1]
     return f", did you mean {close[0]}?" if close else ""
 
