@@ -114,11 +114,10 @@ class KeptMemory(NamedTuple):
             last = found["last"].to(_device(model))
         except KeyError as error:
             raise ValueError(f"{path} is not a complete memory file: it has no tensor {error}") from None
-        exact = {x.dtype == torch.float64 for state in states for x in tensors(state) if x.is_floating_point()}
-        fits = (model.dtype == torch.float64) not in {not one for one in exact}
-        require(
-            fits, f"{path} was read in another precision than this model's {model.dtype}: load the model in that, or read again"
-        )
+        exact = model.dtype == torch.float64
+        fits = all((x.dtype == torch.float64) == exact for state in states for x in tensors(state) if x.is_floating_point())
+        other = f"{path} was read in another precision than this model's {model.dtype}"
+        require(fits, f"{other}: load the model in that, or read again")
         return cls(tuple(states), last, header.tokens, model)
 
 
