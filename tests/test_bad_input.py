@@ -277,6 +277,8 @@ def test_explain_refuses_a_name():
         (lambda: nn.Recipe(start=None), "Recipe's start must be a number, got None"),
         (lambda: nn.MirasLayer(16, 2, recipe="yaad"), "recipe must be a miras.nn.Recipe, got 'yaad'"),
         (lambda: nn.MirasLayer(16, 2, norm_eps=-1.0), "norm_eps must be > 0, got -1.0"),
+        (lambda: nn.MirasLayer(16, 2, recipe=nn.Recipe(gates=nn.RECIPES["yaad"].gates, time_step=True)), "one number a head"),
+        (lambda: nn.Block(nn.MirasLayer(16, 2), 0), "inner must be an integer of 1 or more, or None, got 0"),
         (lambda: nn.SlidingWindowAttention(16, 2, window=4.0), "window must be an integer of 1 or more, got 4.0"),
         (lambda: bias.Lp(p="3"), "Lp's p must be a number, got '3'"),
         (lambda: Spec.from_dict(presets.yaad().to_dict() | {"bias": None}), "a bias is read from a dictionary .* got None"),

@@ -107,6 +107,7 @@ def test_a_spec_in_every_form_and_through_json(tmp_path):
 
 CASES = {
     "no size": (lambda: MirasConfig.preset("yaad"), "unknown configuration 'yaad': a name is PRESET-SIZE"),
+    "no name": (lambda: MirasConfig.preset(None), "a configuration is named by a text such as yaad-340m, got None"),
     "unknown size": (lambda: MirasConfig.preset("yaad-2b"), "sizes are tiny, small, 600k, 4m, 30m, 120m, 340m, 760m, 1.3b"),
     "unknown preset": (lambda: MirasConfig.preset("llama-tiny"), "presets are retnet"),
     "no anchor": (

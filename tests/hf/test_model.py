@@ -279,6 +279,8 @@ def test_autocast_and_low_precision(name):
 
 
 CASES = {
+    "tokens of no row": (lambda m: m(tokens(1, 3)[0]), r"input_ids must be \[B,T\], got \[3\]"),
+    "embeddings of no row": (lambda m: m(inputs_embeds=torch.zeros(3, 16)), r"inputs_embeds must be \[B,T,C\], got \[3, 16\]"),
     "nothing": (lambda m: m(), "give exactly one of input_ids and inputs_embeds"),
     "both": (lambda m: m(tokens(1, 3), inputs_embeds=torch.zeros(1, 3, 16)), "give exactly one of input_ids"),
     "mask of four axes": (

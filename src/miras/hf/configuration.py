@@ -238,6 +238,7 @@ class MirasConfig(PreTrainedConfig):
         >>> MirasConfig.preset("memora-anchored-tiny-h").sliding_window
         32
         """
+        require(isinstance(name, str), f"a configuration is named by a text such as yaad-340m, got {name!r}")
         spec, size, hybrid = _parse(name)
         # transformers keeps a keyword that it does not know as an attribute, so a slip would change nothing in silence
         fields = [field.name for field in dataclasses.fields(cls)]

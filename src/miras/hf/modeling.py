@@ -160,6 +160,9 @@ class MirasModel(MirasPreTrainedModel):
         """
         cu_seqlens = cu_seq_lens_q if cu_seqlens is None else cu_seqlens
         require((input_ids is None) != (inputs_embeds is None), "give exactly one of input_ids and inputs_embeds")
+        given = input_ids if inputs_embeds is None else inputs_embeds
+        dims, shape = (2, "input_ids must be [B,T]") if inputs_embeds is None else (3, "inputs_embeds must be [B,T,C]")
+        require(given is not None and given.dim() == dims, f"{shape}, got {list(given.shape) if given is not None else None}")
         x = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
         cache = self._cache(past_key_values, use_cache, len(x))
         packing = packing_of(x.shape[0], x.shape[1], attention_mask, position_ids, cu_seqlens)

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..spec import Spec
-from ..types import require
+from ..types import require, require_count
 from .attention import SlidingWindowAttention, WindowState
 from .functional import worth_fusing
 from .joined import apart, together
@@ -55,6 +55,7 @@ class Block(nn.Module):
 
     def __init__(self, mixer: MirasLayer | SlidingWindowAttention, inner: int, *, norm_eps: float = 1e-6) -> None:
         super().__init__()
+        require_count(inner=inner)
         self.mixer_norm = ResidualNorm(mixer.dim, eps=norm_eps)
         self.mixer = mixer
         self.mlp_norm = ResidualNorm(mixer.dim, eps=norm_eps)
