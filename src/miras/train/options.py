@@ -134,11 +134,13 @@ def read(path: Path) -> Any:
     class Once(yaml.SafeLoader):
         """YAML lets the last of several values win."""
 
-        def construct_mapping(self, node: Any, deep: bool = False) -> Any:
-            keys = [self.construct_object(key, deep=True) for key, _ in node.value]
-            twice = [str(key) for i, key in enumerate(keys) if key in keys[:i]]
+        def compose_mapping_node(self, anchor: Any) -> Any:
+            node = super().compose_mapping_node(anchor)
+            # as written: what is merged in later may be given again
+            keys = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
+            twice = [key for i, key in enumerate(keys) if key in keys[:i]]
             require(not twice, f"{path} gives {', '.join(twice)} twice")
-            return super().construct_mapping(node, deep)
+            return node
 
     try:
         return yaml.load(path.read_text(encoding="utf-8"), Once) or {}
