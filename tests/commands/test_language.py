@@ -152,7 +152,9 @@ def test_files_that_are_not_there_or_not_text(capsys, folder, book, tmp_path):
     state = tmp_path / "out.safetensors"
     assert "there is no file" in error(capsys, "read", folder, tmp_path / "none.txt", "--state", state)
     assert "there is no folder" in error(capsys, "read", folder, book, "--state", tmp_path / "none" / "out.safetensors")
-    assert "stretch must be 1 or more" in error(capsys, "read", folder, book, "--state", state, "--stretch", "0")
+    assert "stretch must be an integer of 1 or more, got 0" in error(
+        capsys, "read", folder, book, "--state", state, "--stretch", "0"
+    )
     book.write_bytes(b"\xff\xfe")
     assert "is not UTF-8 text" in error(capsys, "read", folder, book, "--state", state)
     book.write_bytes(b"")

@@ -17,9 +17,10 @@ from transformers.utils import ModelOutput
 from miras import __version__
 
 from ..nn.block import BlockState
-from ..types import require, require_count, require_text
+from ..types import require, require_text
 from . import memory_file
 from .cache import MirasCache, tensors
+from .configuration import whole
 
 if TYPE_CHECKING:
     from .modeling import MirasForCausalLM
@@ -131,7 +132,7 @@ def read(
     progress: Callable[[int, int], None] | None = None,
 ) -> KeptMemory:
     """See :meth:`MirasForCausalLM.read`."""
-    require_count(stretch=stretch)
+    require(whole(stretch, 1), f"stretch must be an integer of 1 or more, got {stretch!r}")
     ids = _checked(_ids(model, text, memory, tokenizer), model).to(_device(model))
     require(ids.shape[1] > 0, "there is nothing to read: the text has no tokens")
     cache, total = MirasCache(len(model.model.layers)), ids.shape[1]
