@@ -19,13 +19,31 @@ COLOURS = dict(
 MARKERS = dict(zip(ORDER, "oPXs*^Dv<", strict=True))
 
 
-def style(label: str) -> dict[str, object]:
-    """How a model's line is drawn: anchored dashed, other variants dotted."""
-    preset = label.split(",")[0].split("-")[0]
+# the variants of one preset share its colour
+SHAPES = "v^<>spdh8"
+
+
+def styles(found: list[Section]) -> dict[str, dict[str, object]]:
+    """How each model's line is drawn: anchored dashed, other variants dotted, each with a shape of its own."""
+    labels = sorted({label for section in found for label in section.entries}, key=place)
+    variants: dict[str, list[str]] = {}
+    for label in labels:
+        variants.setdefault(preset_of(label), []).append(label)
+    return {label: style(label, own.index(label)) for own in variants.values() for label in own}
+
+
+def preset_of(label: str) -> str:
+    """The preset that a model is a variant of."""
+    return label.split(",")[0].split("-")[0]
+
+
+def style(label: str, number: int) -> dict[str, object]:
+    """How the line of a preset's model of a number is drawn."""
+    preset = preset_of(label)
     plain, anchored = label == preset, label == f"{preset}-anchored"
     return {
         "color": COLOURS.get(preset, "#777777"),
-        "marker": MARKERS.get(preset, "."),
+        "marker": MARKERS.get(preset, ".") if plain else SHAPES[number % len(SHAPES)],
         "markerfacecolor": None if plain else "white",
         "linestyle": "-" if plain else "--" if anchored else ":",
         "linewidth": 1.6,
@@ -90,6 +108,7 @@ def legend(figure: Figure, axes: list[Axes]) -> None:
 def curves(found: list[Section]) -> Figure:
     """The score on held-out sequences while learning, at the best rate with the first seed."""
     figure, axes = panels(found)
+    drawn = styles(found)
     for one, section in zip(axes, found, strict=True):
         for label, entry in section.entries.items():
             curve = entry.best[0]["curve"]
@@ -98,7 +117,7 @@ def curves(found: list[Section]) -> Figure:
                 [percent(check[3]) for check in curve],
                 label=label,
                 markevery=max(1, len(curve) // 6),
-                **style(label),
+                **drawn[label],
             )
         one.set_xlabel("steps", fontsize=9)
         one.set_ylabel("score (%)", fontsize=9)
@@ -110,11 +129,12 @@ def curves(found: list[Section]) -> Figure:
 def readings(found: list[Section], title: str) -> Figure:
     """The score at every reading."""
     figure, axes = panels(found)
+    drawn = styles(found)
     for one, section in zip(axes, found, strict=True):
         names = ordered(section)
         scores = {label: [percent(entry.reading(name)) for name in names] for label, entry in section.entries.items()}
         for label, own in scores.items():
-            one.plot(range(len(names)), own, label=label, **style(label))
+            one.plot(range(len(names)), own, label=label, **drawn[label])
         # from zero on, models that nearly solve a task would be one line
         lowest = min(map(min, scores.values()))
         if lowest > 60:
