@@ -63,15 +63,18 @@ class Lq(Dual):
         return self.anchor
 
     def to_weight(self, accumulated: Tensor) -> Tensor:
-        size = lq_norm(accumulated, self.q, self.floor) ** (self.q - 2)
-        return (accumulated if self.link == "paper" else signed_power(accumulated, self.q - 1)) / size
+        norm = lq_norm(accumulated, self.q, self.floor)
+        if self.link == "paper":
+            return accumulated / norm ** (self.q - 2)
+        # powers of what is no more than 1: those of A itself overflow
+        return norm * signed_power(accumulated / norm, self.q - 1)
 
     def slope(self, accumulated: Tensor) -> Tensor:
         """dW_j/dA_j with the norm held."""
-        size = lq_norm(accumulated, self.q, self.floor) ** (self.q - 2)
+        norm = lq_norm(accumulated, self.q, self.floor)
         if self.link == "paper":
-            return torch.ones_like(accumulated) / size
-        return (self.q - 1) * signed_power(accumulated, self.q - 2).abs() / size
+            return torch.ones_like(accumulated) / norm ** (self.q - 2)
+        return (self.q - 1) * signed_power(accumulated / norm, self.q - 2).abs()
 
     def linear(self, held: Held, anchor: Tensor | None) -> Linear:
         """The printed link is linear while its norm is held, so its anchor moves with that norm too."""
