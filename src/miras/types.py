@@ -9,7 +9,7 @@ import contextlib
 import dataclasses
 import functools
 import inspect
-from numbers import Integral, Real
+from numbers import Real
 from types import NoneType
 from typing import Any, ClassVar, Literal, NamedTuple, TypeVar, get_args
 
@@ -207,11 +207,15 @@ def looked_at(condition: Tensor) -> bool | None:
         raise
 
 
+def whole(value: object, least: int) -> bool:
+    """Whether a value is an integer, and not too small; a truth value is none."""
+    return isinstance(value, int) and not isinstance(value, bool) and value >= least
+
+
 def require_count(**given: object) -> None:
     """Refuse what is neither an integer of 1 or more nor None, by the name it was given under."""
     for name, value in given.items():
-        whole = value is None or (_is(value, int) and value >= 1)  # type: ignore[operator]
-        require(whole, f"{name} must be an integer of 1 or more, or None, got {value!r}")
+        require(value is None or whole(value, 1), f"{name} must be an integer of 1 or more, or None, got {value!r}")
 
 
 # what a field may be annotated with that is looked at, in words
@@ -247,7 +251,7 @@ def _kinds(of: Any) -> dict[str, tuple[object, ...]]:
 def _is(value: object, kind: object) -> bool:
     """Whether a value is of a plain kind: a truth value is no number, a whole number is one."""
     if kind in (int, float):
-        return isinstance(value, Integral if kind is int else Real) and not isinstance(value, bool)
+        return isinstance(value, int if kind is int else Real) and not isinstance(value, bool)
     return isinstance(value, kind)  # type: ignore[arg-type]
 
 

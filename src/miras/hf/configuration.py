@@ -14,7 +14,7 @@ from transformers import PreTrainedConfig
 from .. import presets
 from ..nn import MirasLayer, Recipe, SlidingWindowAttention, bounded, recipe_of
 from ..spec import Spec
-from ..types import require, require_count, require_kinds
+from ..types import require, require_count, require_kinds, whole
 
 # what other configurations call these fields
 OTHERS = {
@@ -37,11 +37,6 @@ PLAIN = (
     "rope", "rope_base", "silu", "output_gate", "value_norm", "step_sum", "gate_pace", "step_start", "step_limit",
     "decay_start", "weight_start", "initializer_range", "rms_norm_eps", "use_cache", "tie_word_embeddings", "label",
 )  # fmt: skip
-
-
-def whole(value: object, least: int) -> bool:
-    """Whether a value is an integer, and not too small."""
-    return isinstance(value, int) and not isinstance(value, bool) and value >= least
 
 
 class MirasConfig(PreTrainedConfig):
@@ -146,9 +141,8 @@ class MirasConfig(PreTrainedConfig):
         for name in ("rope_base", "rms_norm_eps"):
             require(getattr(self, name) > 0, f"{name} must be > 0, got {getattr(self, name)!r}")
         require(self.initializer_range >= 0, f"initializer_range must be >= 0, got {self.initializer_range!r}")
-        turns = self.sliding_window is not None or (recipe_of(self.memory).rope is not None if self.rope is None else self.rope)
         require(
-            turns or self.rope_base == ROPE_BASE,
+            self.rope_base == ROPE_BASE or self.sliding_window is not None or self.recipe.rope is not None,
             f"rope_base={self.rope_base} is of rotary positions, and there are none: rope=True",
         )
         words = self.vocab_size

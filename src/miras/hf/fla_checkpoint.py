@@ -103,7 +103,7 @@ def from_fla(folder: str | Path, *, dtype: torch.dtype | str | None = None, igno
         ignore: options of the checkpoint that are known not to matter, where this import refuses them.
     """
     folder = Path(folder)
-    wanted = None if dtype == "auto" else getattr(torch, dtype, None) if isinstance(dtype, str) else dtype
+    wanted = getattr(torch, dtype, None) if isinstance(dtype, str) else dtype
     known = wanted.is_floating_point if isinstance(wanted, torch.dtype) else dtype in (None, "auto")
     require(known, f"dtype must be a floating-point dtype of torch, its name, 'auto' or None, got {dtype!r}")
     family, options = _options(folder, ignore)

@@ -17,10 +17,9 @@ from transformers.utils import ModelOutput
 from miras import __version__
 
 from ..nn.block import BlockState
-from ..types import require, require_text
+from ..types import require, require_text, whole
 from . import memory_file
 from .cache import MirasCache, tensors
-from .configuration import whole
 
 if TYPE_CHECKING:
     from .modeling import MirasForCausalLM

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from .. import checks
 from ..forms.common import split
-from ..types import require
+from ..types import require, whole
 from .functional import turned, turns
 from .joined import apart
 from .packing import Packing, Places
@@ -56,8 +56,7 @@ class SlidingWindowAttention(nn.Module):
 
     def __init__(self, dim: int, heads: int, *, window: int, head_dim: int | None = None, rope: float = 1e4) -> None:
         super().__init__()
-        whole = isinstance(window, int) and not isinstance(window, bool)
-        require(whole and window >= 1, f"window must be an integer of 1 or more, got {window!r}")
+        require(whole(window, 1), f"window must be an integer of 1 or more, got {window!r}")
         require(head_dim is not None or dim % heads == 0, f"dim={dim} is not a multiple of heads={heads}: give head_dim")
         self.dim, self.heads, self.width, self.window, self.rope = dim, heads, head_dim or dim // heads, window, rope
         require(self.width % 2 == 0, f"rotary positions turn pairs of channels, got head_dim={self.width}")

@@ -174,8 +174,11 @@ class MirasLayer(nn.Module):
         require(not missing, f"{self.spec} needs the gates {missing}, which the recipe does not make")
         stepped = not self.recipe.time_step or "log_alpha" in made
         require(stepped, f"the recipe's time_step is what log_alpha is made of, and {self.spec} has no such gate")
-        single = not self.recipe.time_step or not next(r for r in self.recipe.gates if r.name == "log_alpha").channelwise
-        require(single, "the recipe's time_step is one number a head, and its log_alpha one a channel: channelwise=False")
+        decay = self.recipe.gate("log_alpha")
+        require(
+            decay is None or not (self.recipe.time_step and decay.channelwise),
+            "the recipe's time_step is one number a head, and its log_alpha one a channel: channelwise=False",
+        )
         return nn.ModuleDict(made)
 
     def forward(
