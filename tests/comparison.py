@@ -76,6 +76,22 @@ def compared(spec, tolerance=2e-5, size=16, cu_seqlens=None, **sizes):
     same(results[1], results[0], tolerance)
 
 
+def compiled(spec, **sizes):
+    """Values, states and gradients of a compiled call without graph breaks are those of the call itself."""
+    torch.compiler.reset()
+    arguments = on_device(tame(spec, B=1, **sizes), torch.float32)
+
+    def call(q, k, v, gates, keywords):
+        return memorize(spec, q, k, v, gates, chunk_size=16, backend="triton", **keywords)
+
+    results = []
+    for run in (call, torch.compile(call, fullgraph=True, backend="aot_eager")):
+        y, state = run(*arguments)
+        made = {"y": y} | parts(state)
+        results.append(made | gradients(made, leaves(*arguments)))
+    same(results[1], results[0], 1e-6)
+
+
 def carried_in(spec, first, size=16, **sizes):
     """The gradients of a state that came in, and of it alone, as ``compared`` compares those of everything else."""
     q, k, v, gates, keywords = on_device(tame(spec, B=1, **sizes))

@@ -9,7 +9,7 @@ import triton.language as tl
 from torch.utils import _pytree as pytree
 from torch.utils.checkpoint import checkpoint
 
-from comparison import carried_in, compared, continued, gradients, on_device, parts, same, tame
+from comparison import carried_in, compared, compiled, continued, gradients, on_device, parts, same, tame
 from devices import DEVICE, needs_gpu
 from inputs import cut_gates, draw, leaves, relative, tensors
 from miras import Spec, algorithm, bias, explain, memorize, memory, presets, retention
@@ -353,18 +353,7 @@ def test_the_operators_pass_torchs_own_checks(name, monkeypatch):
 @pytest.mark.parametrize("name", ["yaad", *CARRIED])
 def test_it_compiles_without_graph_breaks(name):
     """Values, states and gradients of a compiled call are those of the call itself."""
-    torch.compiler.reset()
-    spec, arguments = SPECS[name], on_device(tame(SPECS[name], B=1, T=21, H=1, K=16), torch.float32)
-
-    def call(q, k, v, gates, keywords):
-        return memorize(spec, q, k, v, gates, chunk_size=16, backend="triton", **keywords)
-
-    results = []
-    for run in (call, torch.compile(call, fullgraph=True, backend="aot_eager")):
-        y, state = run(*arguments)
-        made = {"y": y} | parts(state)
-        results.append(made | gradients(made, leaves(*arguments)))
-    same(results[1], results[0], 1e-6)
+    compiled(SPECS[name], T=21, H=1, K=16)
 
 
 def test_inference_mode_leaves_nothing_that_a_training_cannot_keep():

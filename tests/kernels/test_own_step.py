@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 import pytest
 import torch
 
-from comparison import carried_in, compared, continued, gradients, on_device, parts, same, tame
+from comparison import carried_in, compared, compiled, continued, gradients, on_device, tame
 from devices import needs_gpu
 from inputs import cut_gates, draw, leaves, relative, tensors
 from miras import Spec, algorithm, bias, explain, memorize, memory, presets, retention
@@ -165,18 +165,7 @@ def test_gradients_reach_the_state_that_came_in(name):
 
 @pytest.mark.parametrize("name", ["elastic net", "kl row"])
 def test_it_compiles_without_graph_breaks(name):
-    torch.compiler.reset()
-    spec, arguments = SPECS[name], on_device(tame(SPECS[name], B=1, T=21, H=1, K=16), torch.float32)
-
-    def call(q, k, v, gates, keywords):
-        return memorize(spec, q, k, v, gates, chunk_size=16, backend="triton", **keywords)
-
-    results = []
-    for run in (call, torch.compile(call, fullgraph=True, backend="aot_eager")):
-        y, state = run(*arguments)
-        made = {"y": y} | parts(state)
-        results.append(made | gradients(made, leaves(*arguments)))
-    same(results[1], results[0], 1e-6)
+    compiled(SPECS[name], T=21, H=1, K=16)
 
 
 @pytest.mark.parametrize("name", EACH)
