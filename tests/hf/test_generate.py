@@ -141,7 +141,7 @@ def test_the_cache_can_be_reordered_selected_repeated_and_reset():
     cache.batch_repeat_interleave(2)
     step = tokens(1, 1).expand(2, 1)
     close(model(step, past_key_values=cache).logits, model(torch.cat([ids[[1, 1]], step], 1)).logits[:, -1:])
-    assert cache.batch_size == 2 and cache.get_seq_length() == 7 and cache.get_max_length() == -1
+    assert cache.batch_size == 2 and cache.get_seq_length() == 7 and cache.layers[0].get_max_length() == -1
     cache.reset()
     assert cache.states is None and cache.get_seq_length() == 0
     close(model(ids, past_key_values=cache).logits, model(ids).logits)

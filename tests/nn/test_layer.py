@@ -367,6 +367,15 @@ def test_a_spec_of_ones_own_with_a_published_recipe():
     assert [gate.name for gate in recipe_of(plain).gates] == ["eta", "log_alpha"]
 
 
+@pytest.mark.parametrize("made", [memory.MLP(), memory.MLP(depth=1), memory.Matrix()])
+def test_beside_a_momentum_a_decay_is_one_number_a_head(made):
+    """As many pair factors as channels otherwise, in plain PyTorch alone."""
+    spec = Spec(memory=made, bias=bias.Huber(), retention=retention.L2(at="previous"), algorithm=algorithm.Momentum())
+    assert not recipe_of(spec).gate("log_alpha").channelwise and not recipe_of(spec).gate("mu").channelwise
+    descends = dataclasses.replace(spec, algorithm=algorithm.GradientDescent())
+    assert recipe_of(descends).gate("log_alpha").channelwise
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Halved(algorithm.Descent):
     """An algorithm of a user's own, which only the recurrent form can run."""

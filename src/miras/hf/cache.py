@@ -131,6 +131,11 @@ class MirasCache(Cache):
         self.ending: Ending | None = None
 
     @property
+    def batch_size(self) -> int:
+        """Rows of the states; -1 before the first token. Earlier versions of transformers have no such property."""
+        return self.layers[0].batch_size
+
+    @property
     def states(self) -> tuple[BlockState, ...] | None:
         """The state of every block, or None before the first token."""
         states = tuple(layer.state for layer in self.layers if layer.state is not None)
@@ -152,7 +157,7 @@ def check_cache(cache: object, blocks: int, batch: int) -> MirasCache:
     require(isinstance(cache, MirasCache), f"past_key_values must be a MirasCache, got {type(cache).__name__}")
     assert isinstance(cache, MirasCache)
     require(len(cache.layers) == blocks, f"past_key_values has {len(cache.layers)} blocks, the model has {blocks}")
-    rows = cache.layers[0].batch_size
+    rows = cache.batch_size
     require(
         rows in (-1, batch),
         f"past_key_values holds {rows} rows, the input has {batch}: several answers of a kept memory need as many rows of ids",

@@ -168,7 +168,7 @@ RECIPES: dict[str, Recipe] = {
     "memora": Recipe(gates=(STEP, DEEP_DECAY), step_sum=1.0),
 }
 
-DEFAULTS = {gate.name: gate for gate in (STEP, DECAY, THRESHOLD, MOMENTUM, RIDGE)}
+DEFAULTS = {gate.name: gate for gate in (STEP, DECAY, dataclasses.replace(DECAY, name="log_beta"), THRESHOLD, MOMENTUM, RIDGE)}
 
 
 def recipe_of(spec: Spec) -> Recipe:
@@ -227,13 +227,10 @@ def _default(spec: Spec, need: GateNeed) -> GateRecipe:
     """What a gate is made of when no paper says so: relative steps for weights that are learned, rates up to 1 from zero."""
     if need.name == "eta" and _like_a_matrix(spec) and not learns_start(spec):
         return RATE
-    if need.name == "log_alpha" and not spec.memory.linear:
-        return DEEP_DECAY
-    if need.name == "log_beta":
-        beta = dataclasses.replace(DECAY, name="log_beta")
-        # a momentum beside decays that are channel-wise on both sides has no chunk form
-        return one_a_head(beta) if isinstance(spec.algorithm, Momentum) else beta
-    return DEFAULTS[need.name]  # type: ignore[index]
+    gate = DEEP_DECAY if need.name == "log_alpha" and not spec.memory.linear else DEFAULTS[need.name]  # type: ignore[index]
+    # beside a momentum a channel-wise decay is a matrix of pairs a channel: many times the work, and no kernel takes it
+    alone = isinstance(spec.algorithm, Momentum) and gate.name in ("log_alpha", "log_beta")
+    return one_a_head(gate) if alone else gate
 
 
 def _fitting(gate: GateRecipe, need: GateNeed) -> GateRecipe:
