@@ -56,8 +56,9 @@ def arguments() -> argparse.Namespace:
 
 def worker(given: argparse.Namespace) -> None:
     """Work through the plan in this process."""
+    from miras.lab.bench import Bench
     from miras.lab.plan_file import KNOWN, load
-    from miras.lab.runs import Bench, chosen, why_not, with_rate, work_through
+    from miras.lab.runs import chosen, why_not, with_rate, work_through
     from miras.train.options import converted
 
     plan = load(HERE / given.name, tiny=given.tiny)
@@ -87,7 +88,7 @@ def worker(given: argparse.Namespace) -> None:
         found = results.rows(*bench.files(plan))
         for run in (run for run in plan.runs if chosen(run, given.only)):
             ready = with_rate(plan, run, bench)
-            said = ready if isinstance(ready, str) else why_not(ready, found, bench) or "to do"
+            said = ready if isinstance(ready, str) else why_not(plan, ready, found, bench) or "to do"
             print(f"{run.name:50} {said}")
     else:
         for said in work_through(plan, bench, given.only):
@@ -100,10 +101,14 @@ def keep(plan: Any, bench: Any) -> None:
 
     kept, here = bench.files(plan)
     known = {tuple(sorted(map(str, row.items()))) for row in results.rows(kept)}
+    found = results.rows(here, *([bench.copy] if bench.copy else []))
+    last = {(row["key"], row["status"]): row for row in found}
     fresh = [
         row
-        for row in results.rows(here, *([bench.copy] if bench.copy else []))
+        for row in found
         if tuple(sorted(map(str, row.items()))) not in known
+        # of what was read bit by bit, what came of it in the end
+        and (row["status"] != "unread" or (row is last[row["key"], "unread"] and (row["key"], "finished") not in last))
     ]
     for row in fresh:
         results.add(kept, row)
@@ -113,6 +118,7 @@ def keep(plan: Any, bench: Any) -> None:
 def check(given: argparse.Namespace) -> None:
     """Refuse what no worker could do, once and before they start."""
     from miras.lab.plan_file import load
+    from miras.lab.reading_of import folder_of
     from miras.lab.runs import chosen
 
     try:
@@ -122,8 +128,10 @@ def check(given: argparse.Namespace) -> None:
     for only in given.only.split(","):
         if not any(chosen(run, only) for run in plan.runs):
             raise SystemExit(f"run.py: no run of {given.name} begins with {only!r}: --list names them")
-    if not (given.data / plan.data).is_dir():
-        raise SystemExit(f"run.py: there is no {given.data / plan.data}: python experiments/prepare.py {plan.data} makes it")
+    reads = [] if given.probe else [wanted for run in plan.runs if chosen(run, given.only) for wanted in run.reads]
+    for folder in dict.fromkeys([given.data / plan.data, *(folder_of(wanted, given.data, plan.data) for wanted in reads)]):
+        if not folder.is_dir():
+            raise SystemExit(f"run.py: there is no {folder}: python experiments/prepare.py {folder.name} makes it")
 
 
 def main() -> None:

@@ -1,5 +1,6 @@
 """The runner: a plan from end to end, done once, gone on with after a kill, and left alone where the time does not suffice."""
 
+import dataclasses
 import json
 import os
 import runpy
@@ -16,13 +17,15 @@ import torch
 from miras.data import Bytes, Tokens
 from miras.eval.needles import haystack_of
 from miras.hf import MirasConfig, MirasForCausalLM, byte_tokenizer
-from miras.lab import results, runs
+from miras.lab import bench as benches
+from miras.lab import pace, results, runs
+from miras.lab.bench import Bench
 from miras.lab.corpora import enwik8, shards
 from miras.lab.curves import pictures
 from miras.lab.needle_course import Course, write
 from miras.lab.page import page
 from miras.lab.plan_file import load
-from miras.lab.runs import Bench, work_through
+from miras.lab.runs import work_through
 from miras.train import loop, watch
 from miras.train.config import RunConfig, SaveConfig, TrainConfig
 from miras.train.reading import by_place, sliding, surprises
@@ -79,7 +82,12 @@ def done(place):
     """The whole plan, worked through once."""
     plan = load(place / "words")
     said = work_through(plan, bench(place, "out", copy=place / "copy.jsonl", commit="abc"))
-    return plan, said, results.rows(place / "out" / "words" / "results.jsonl")
+    return plan, said, ended(results.rows(place / "out" / "words" / "results.jsonl"))
+
+
+def ended(rows):
+    """The lines of runs that need nothing more."""
+    return [row for row in rows if row["status"] != "unread"]
 
 
 def test_a_plan_from_end_to_end(done, place):
@@ -94,7 +102,12 @@ def test_a_plan_from_end_to_end(done, place):
     assert main["steps"] == 8 and main["tokens"] == 256 and len(main["curve"]) == 8 and len(main["valid_curve"]) == 2
     assert main["parameters"]["body"] < main["parameters"]["all"] and main["machine"]["cores"] == os.cpu_count()
     assert main["versions"]["torch"] == torch.__version__ and main["seconds_a_step"] > 0
-    assert results.rows(place / "copy.jsonl") == rows
+    copied = results.rows(place / "copy.jsonl")
+    assert ended(copied) == rows
+    # before each read what was known by then, in case the machine went in the middle of it
+    half = [row for row in copied if row["status"] == "unread"]
+    assert [[read["read"] for read in row["reads"]] for row in half] == [READS[:number] for number in range(5)]
+    assert all(row["valid"] == main["valid"] and row["key"] == main["key"] for row in half)
     # what is not kept is gone, what is kept has its model and no checkpoints
     left = {path.name for path in (place / "out" / "words").iterdir()}
     assert left == {"results.jsonl", "claims", long["run"]}
@@ -114,7 +127,7 @@ def test_a_changed_plan_is_run_again(done, place):
     plan = load(place / "changed")
     found = results.rows(*bench(place, "out").files(plan))
     ready = [runs.with_rate(plan, run, bench(place, "out")) for run in plan.runs]
-    assert [runs.why_not(run, found, bench(place, "out")) for run in ready] == ["is done", "is done", None, "is done"]
+    assert [runs.why_not(plan, run, found, bench(place, "out")) for run in ready] == ["is done", "is done", None, "is done"]
 
 
 def test_stages_are_chosen_by_how_names_begin(place):
@@ -131,14 +144,14 @@ def test_a_run_that_was_thrown_off_takes_the_next_lower_rate(done, place):
     plan, here = load(place / "words"), bench(place, "out")
     main = next(run for run in plan.runs if run.name == "main-gla-s0")
     chosen = runs.with_rate(plan, main, here)
-    row = next(row for row in results.rows(*here.files(plan)) if row["key"] == chosen.key)
+    row = next(row for row in ended(results.rows(*here.files(plan))) if row["key"] == chosen.key)
     diverged = row | {"status": "diverged"}
     lower = runs.below_what_diverged(main, [0.01, 0.03, 0.001], [diverged])
-    assert lower.options["optim.lr"] == 0.001 and runs.why_not(lower, [diverged], here) is None
+    assert lower.options["optim.lr"] == 0.001 and runs.why_not(plan, lower, [diverged], here) is None
     # at the lowest there is nothing to go to: the result stands
     last = diverged | {"key": lower.key, "options": lower.options}
     assert runs.below_what_diverged(main, [0.01, 0.03, 0.001], [diverged, last]).key == lower.key
-    assert runs.why_not(lower, [diverged, last], here).startswith("diverged")
+    assert runs.why_not(plan, lower, [diverged, last], here).startswith("diverged")
     said = "`main-gla-s0` was thrown off at a rate of 0.01, after 8 steps."
     finished = row | {"key": lower.key, "options": lower.options}
     assert said in page(plan, [diverged, finished], []) and said not in page(plan, [row], [])
@@ -173,7 +186,8 @@ def test_a_killed_run_goes_on(done, place):
 from pathlib import Path
 from miras.lab.page import page
 from miras.lab.plan_file import load
-from miras.lab.runs import Bench, work_through
+from miras.lab.bench import Bench
+from miras.lab.runs import work_through
 place = Path({str(place)!r})
 work_through(load(place / "words"), Bench(data=place / "data", out=place / "killed"), "long")
 """
@@ -199,7 +213,7 @@ def test_the_time_of_a_call_ends_a_run_with_its_place(place, monkeypatch):
         time.sleep(0.05)
         return real(*given)
 
-    monkeypatch.setattr(runs, "MARGIN", 0.0)
+    monkeypatch.setattr(benches, "MARGIN", 0.0)
     monkeypatch.setattr(loop, "one_step", slow)
     plan, out = load(place / "words"), "timed"
     said = work_through(plan, bench(place, out, seconds=1.5, lease=1000), only="long")
@@ -320,6 +334,90 @@ def test_what_was_read_is_not_read_again(done, place, monkeypatch):
     told = next(other for other in done[2] if other["stage"] == "main")["reads"]
     alike = [{**read, "seconds": 0} for read in told] == [{**read, "seconds": 0} for read in row["reads"]]
     assert alike
+
+
+def test_a_read_that_fails_leaves_the_training(done, place, monkeypatch):
+    """Its result is kept, and another call reads what is missing without training again."""
+    plan, out, real, broken = load(place / "words"), "unreadable", runs.read_of, []
+
+    def fails(loaded, wanted, *given):
+        if wanted.kind == "long" and not broken:
+            broken.append(wanted)
+            raise torch.OutOfMemoryError("no room for a long window")
+        return real(loaded, wanted, *given)
+
+    path = place / out / "words" / "results.jsonl"
+    for row in done[2]:
+        if row["stage"] == "grid":
+            results.add(path, row)
+    monkeypatch.setattr(runs, "read_of", fails)
+    with pytest.raises(torch.OutOfMemoryError):
+        work_through(plan, bench(place, out), only="main")
+    row = ended(results.rows(path))[-1]
+    assert row["status"] == "failed" and row["valid"] == done[2][2]["valid"] and "no room for a long" in row["said"]
+    assert [read["read"] for read in row["reads"]] == READS[:1]
+    assert "failed" in work_through(plan, bench(place, out), only="main")[0]
+    monkeypatch.setattr(loop, "one_step", None)
+    assert work_through(plan, bench(place, out, again=True), only="main") == []
+    row = ended(results.rows(path))[-1]
+    assert row["status"] == "finished" and [read["read"] for read in row["reads"]] == READS
+
+
+def test_the_time_for_what_is_read_is_counted(done, place):
+    """The books' reads are half of their training: a run that would fit without them is not begun."""
+    plan, rows = done[0], done[2]
+    run = next(each for each in plan.runs if each.stage == "main").with_rate(0.01)
+    here = bench(place, "elsewhere", seconds=100.0)
+    steps = pace.reading(plan, run, here)
+    known = [row | {"seconds_a_step": seconds} for row in rows if row["model"] == "gla" for seconds in (3.0, 1.0, 2.0)]
+    assert steps > 8 and pace.predicted(plan, run, known, here) == pytest.approx(8 + steps)
+    assert pace.time_to_train(plan, run, here) == pytest.approx(here.lease_left() * 8 / (8 + steps), rel=1e-3)
+    assert pace.time_to_train(plan, run, bench(place, "elsewhere")) == float("inf")
+    bare = dataclasses.replace(run, reads=())
+    assert pace.predicted(plan, bare, known, here) == pytest.approx(8)
+
+
+def test_what_will_be_read_is_looked_for_first(tmp_path):
+    """Not after the training."""
+    script = Path(__file__).parents[2] / "experiments" / "run.py"
+    command = [
+        sys.executable,
+        str(script),
+        "small_books",
+        "--only",
+        "main-yaad",
+        "--data",
+        str(tmp_path),
+        "--out",
+        str(tmp_path),
+    ]
+    for needed in ("books_short", "wikitext2_short"):
+        told = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
+        assert (
+            told.returncode == 1 and f"there is no {tmp_path / needed}: python experiments/prepare.py {needed}" in told.stderr
+        )
+        (tmp_path / needed).mkdir()
+
+
+def test_what_is_kept_of_results_read_bit_by_bit(done, tmp_path):
+    """The whole ones, and of one that was never read whole the last."""
+    keep = runpy.run_path(str(Path(__file__).parents[2] / "experiments" / "run.py"))["keep"]
+    plan = dataclasses.replace(done[0], folder=tmp_path / "kept")
+    here = Bench(data=tmp_path, out=tmp_path / "out")
+    main = done[2][2]
+    half = [main | {"status": "unread", "reads": main["reads"][:number]} for number in range(3)]
+    for row in (*half, main, *(row | {"run": "other", "key": "other"} for row in half)):
+        results.add(here.files(plan)[1], row)
+    for _ in range(2):
+        keep(plan, here)
+        kept = results.rows(here.files(plan)[0])
+        assert [(row["run"], row["status"], len(row["reads"])) for row in kept] == [
+            (main["run"], "finished", 5),
+            ("other", "unread", 2),
+        ]
+    assert results.latest(kept)["other"]["valid"] == main["valid"]
+    told = page(plan, [half[1] | {"said": "trained; test/long/4x and what follows are to be read"}], [])
+    assert f"- `{main['run']}`: trained; test/long/4x" in told and "valid/sliding/1x" in told
 
 
 def test_no_room_halves_the_micro_batch(place, monkeypatch):

@@ -47,12 +47,12 @@ class Evidence:
     def figures(
         self, place: str, value: Value, models: Iterable[str] = (), seeds: Callable[[int], bool] = lambda seed: True
     ) -> dict[str, list[float]]:
-        """A value of the finished runs of ``experiment/stage``, by model (and variant); of some models and seeds, or of all."""
+        """A value of the trained runs of ``experiment/stage``, by model (and variant); of some models and seeds, or of all."""
         experiment, _, stage = place.partition("/")
         found: dict[str, list[float]] = {}
         for row in results.latest(self.rows(experiment)).values():
             wanted = (not models or row["model"] in models) and seeds(row.get("seed", 0))
-            if row["stage"] == stage and row["status"] == "finished" and wanted:
+            if row["stage"] == stage and row["status"] in results.TRAINED and wanted:
                 number = value(row)
                 if number is not None:
                     found.setdefault(", ".join(filter(None, (row["model"], row["variant"]))), []).append(number)

@@ -23,8 +23,8 @@ class Entry:
     rows: tuple[Line, ...]
 
     def over_seeds(self, value: Callable[[Line], float | None]) -> list[float]:
-        """A value of every finished run that has it."""
-        found = [value(row) for row in self.rows if row["status"] == "finished"]
+        """A value of every run that was trained to its end and has it."""
+        found = [value(row) for row in self.rows if row["status"] in results.TRAINED]
         return [number for number in found if number is not None]
 
 
@@ -104,7 +104,7 @@ def stage_table(plan: Plan, own: list[Entry]) -> Table:
             *(shown(values) for values in losses),
             shown(speed, 0),
         ]
-        bad = next((row for row in entry.rows if row["status"] != "finished"), None)
+        bad = next((row for row in entry.rows if row["status"] not in results.TRAINED), None)
         if bad is not None:
             cells[4] = bad["status"]
         ranking = [values for values, name in zip(losses, ["", *whole], strict=True) if ":" not in name]
@@ -160,7 +160,7 @@ def choice_table(plan: Plan, found: list[Line], stage: str) -> Table:
     table = []
     for model in dict.fromkeys(run.model for run in plan.of_stage(stage)):
         own = {run.variant: latest.get(run.name) for run in plan.of_stage(stage) if run.model == model}
-        bits = {name: valid(row) for name, row in own.items() if row is not None and row["status"] == "finished"}
+        bits = {name: valid(row) for name, row in own.items() if row is not None and row["status"] in results.TRAINED}
         best = min((value for value in bits.values() if value is not None), default=None)
         cells = []
         for name in variants:

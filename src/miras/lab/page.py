@@ -18,17 +18,17 @@ def stage_of(plan: Plan, picture: Path) -> str:
 
 
 def missing(plan: Plan, found: list[Line]) -> list[str]:
-    """The runs that are planned and have no result, and what is known of them."""
+    """The runs that are planned and have no result or not all of it, and what is known of them."""
     latest = results.latest(found)
-    slow = {(row["model"], *row["shape"]): row for row in found if row.get("seconds_a_step")}
     lines = []
     for run in plan.runs:
         if run.name in latest:
+            lines += [f"- `{run.name}`: {latest[run.name]['said']}"] if latest[run.name]["status"] == "unread" else []
             continue
         config = run.config({})
-        row = slow.get((run.model, config.data.length, config.data.batch))
-        known = f": about {row['seconds_a_step'] * config.steps:.0f} seconds on {row['device']}" if row else ""
-        lines.append(f"- `{run.name}`{known}")
+        seconds = results.pace(found, run.model, [config.data.length, config.data.batch])
+        devices = ", ".join(dict.fromkeys(row["device"] for row in found if row["model"] == run.model))
+        lines.append(f"- `{run.name}`{f': about {seconds * config.steps:.0f} seconds on {devices}' if seconds else ''}")
     return lines
 
 

@@ -12,20 +12,25 @@ from ..hf.loading import Loaded
 from ..train.metrics import Line
 from ..train.reading import by_place, precision, sliding
 from . import needle_course
-from .plan_file import Read
+from .plan_file import QUESTIONS, Read
 
 # tokens of training that take about as long as the eight sets, most of it for HellaSwag's endings
 ZERO_SHOT = 8e6
 
 
+def folder_of(wanted: Read, data: Path, own: str) -> Path:
+    """Where what is read lies, of the folders in ``data``."""
+    return data / (wanted.kind if wanted.kind in QUESTIONS else wanted.data or own)
+
+
 def read_of(loaded: Loaded, wanted: Read, data: Path, own: str, length: int) -> Line:
     """A split's loss, or answers; ``data`` holds the folders, ``own`` is the plan's, ``length`` that of its training."""
-    model, tokenizer = loaded
+    (model, tokenizer), folder = loaded, folder_of(wanted, data, own)
     if wanted.kind == "zero-shot":
-        return answers(zero_shot(model, tokenizer, data / "zero-shot", autocast=precision(model.device)))
+        return answers(zero_shot(model, tokenizer, folder, autocast=precision(model.device)))
     if wanted.kind == "needles":
-        return needle_course.needles(model, data / "needles")
-    return read_split(model, Tokens(data / (wanted.data or own), wanted.split), wanted, length)
+        return needle_course.needles(model, folder)
+    return read_split(model, Tokens(folder, wanted.split), wanted, length)
 
 
 def answers(found: ZeroShot) -> Line:
@@ -47,5 +52,5 @@ def cost(wanted: Read, data: Path, own: str) -> float:
     if wanted.kind == "zero-shot":
         return ZERO_SHOT
     if wanted.kind == "needles":
-        return needle_course.reading_cost(data / "needles")
-    return Tokens(data / (wanted.data or own), wanted.split).count * (2 if wanted.kind == "sliding" else 1) / 2
+        return needle_course.reading_cost(folder_of(wanted, data, own))
+    return Tokens(folder_of(wanted, data, own), wanted.split).count * (2 if wanted.kind == "sliding" else 1) / 2

@@ -43,11 +43,11 @@ def about(run: Run) -> Line:
     }
 
 
-def of_failure(run: Run, trace: str) -> Line:
-    """A run that met an error."""
+def of_failure(run: Run, trace: str, trained: Line | None = None) -> Line:
+    """A run that met an error; where it had been ``trained`` by then, with what is known of that."""
     said = trace.strip().splitlines()[-1]
     nothing: Line = {"device": device(), "shape": [], "seconds_a_step": None}
-    return {**about(run), "status": "failed", "said": said, **nothing, "trace": trace[-4000:]}
+    return {**about(run), **(trained or nothing), "status": "failed", "said": said, "trace": trace[-4000:]}
 
 
 def of_run(run: Run, folder: Path, ending: Ending, options: Options) -> Line:

@@ -18,6 +18,8 @@ POINTS = 100
 RISE, THROWN = 0.3, 10.0
 # "slow" ones were left after a few steps, since there was no time for the rest
 SETTLED = ("finished", "diverged", "failed")
+# "unread" ones are trained, and not all that a plan asks of them was read
+TRAINED = ("finished", "unread")
 
 
 def add(path: Path, line: Mapping[str, Any]) -> None:
@@ -58,8 +60,19 @@ def settled(found: list[Line]) -> dict[str, Line]:
 
 
 def latest(found: list[Line]) -> dict[str, Line]:
-    """What became of each run, by name; of two alike the later."""
-    return {row["run"]: row for row in found if row["status"] in SETTLED}
+    """What became of each run, by name; of two alike the later, but none that is not read whole after one that is."""
+    kept: dict[str, Line] = {}
+    for row in found:
+        begun = row["status"] == "unread" and kept.get(row["run"], {}).get("status") != "finished"
+        if row["status"] in SETTLED or begun:
+            kept[row["run"]] = row
+    return kept
+
+
+def pace(found: list[Line], model: str, shape: list[int]) -> float | None:
+    """Seconds a step of a model, in batches of a shape, at its fastest: where it took longer it had other company."""
+    known = [row["seconds_a_step"] for row in found if row["model"] == model and row["shape"] == shape]
+    return min((seconds for seconds in known if seconds), default=None)
 
 
 class SetBack(NamedTuple):

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import fcntl
 import gc
 import shutil
 import time
 import traceback
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -19,66 +17,18 @@ from accelerate.state import AcceleratorState, GradientState, PartialState
 from ..hf.loading import load as load_model
 from ..train.command import train_run
 from ..train.metrics import Line
-from ..train.run import now
 from ..train.watch import Ending
 from ..types import require
 from . import results
+from .bench import Bench
+from .pace import begun, predicted, time_to_train
 from .plan_file import Options, Plan, Run, load
 from .reading_of import cost, read_of
-from .record import device, of_failure, of_run, source
+from .record import of_failure, of_run, source
 
-# seconds that are kept back for saving and leaving
-MARGIN = 15.0
 # seconds until a process that waits for another's results looks again
 PATIENCE = 2.0
-# a time in which nothing ends
-SHORTEST = 1e-3
 DONE, WAITS = "is done", "waits"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Bench:
-    """Where a plan is worked through, and how long.
-
-    Attributes:
-        data: the folder that holds folders of shards.
-        out: where runs live until they are finished, and where their results are kept first.
-        seconds: the time of this call.
-        lease: the time for which ``out`` stays, this call included: a run that would take longer is not begun.
-        options: of every run, over those of the plan: where and how it is computed.
-        copy: a second file for the results of this call.
-        commit: of the code, where it lies without its history.
-        again: whether runs that failed or diverged before ``since`` are tried again.
-        since: when the call began, as results say the time.
-        probe: whether every model takes a few steps, to know its pace, and no more.
-    """
-
-    data: Path
-    out: Path
-    seconds: float | None = None
-    lease: float | None = None
-    options: Options = dataclasses.field(default_factory=dict)
-    copy: Path | None = None
-    commit: str | None = None
-    again: bool = False
-    since: str = dataclasses.field(default_factory=now)
-    probe: bool = False
-    began: float = dataclasses.field(default_factory=time.monotonic)
-
-    def left(self) -> float:
-        """Seconds of this call that are left."""
-        return float("inf") if self.seconds is None else self.began + self.seconds - time.monotonic() - MARGIN
-
-    def lease_left(self) -> float:
-        """Seconds for which ``out`` stays."""
-        if self.probe:
-            return SHORTEST
-        lease = self.seconds if self.lease is None else self.lease
-        return float("inf") if lease is None else self.began + lease - time.monotonic() - MARGIN
-
-    def files(self, plan: Plan) -> tuple[Path, Path]:
-        """The files that hold the results of an experiment: those that are kept, and those of this machine."""
-        return plan.folder / "results.jsonl", self.out / plan.experiment / "results.jsonl"
 
 
 def work_through(plan: Plan, bench: Bench, only: str = "") -> list[str]:
@@ -98,7 +48,7 @@ def work_through(plan: Plan, bench: Bench, only: str = "") -> list[str]:
             if isinstance(ready, str):
                 said.append(f"{run.name} {ready}")
                 continue
-            reason = why_not(ready, found, bench)
+            reason = why_not(plan, ready, found, bench)
             if reason is not None:
                 said += [f"{run.name} {reason}"] if reason != DONE else []
                 continue
@@ -108,7 +58,7 @@ def work_through(plan: Plan, bench: Bench, only: str = "") -> list[str]:
                     elsewhere += 1
                     continue
                 # another process may have ended it since the file was read
-                if why_not(ready, results.rows(*bench.files(plan)), bench) is None:
+                if why_not(plan, ready, results.rows(*bench.files(plan)), bench) is None:
                     done += do(plan, ready, bench)
         if not done and not (elsewhere and any(f" {WAITS} " in text for text in said)):
             return said
@@ -160,35 +110,17 @@ def valid_bits(row: Line) -> float:
     return float(row["valid"]["bits_per_byte"])
 
 
-def why_not(run: Run, found: list[Line], bench: Bench) -> str | None:
+def why_not(plan: Plan, run: Run, found: list[Line], bench: Bench) -> str | None:
     """Why a run is not to be done now, or None."""
     row = results.settled(found).get(run.key)
     if row is not None and (row["status"] == "finished" or not bench.again or row.get("time", "") > bench.since):
         return DONE if row["status"] == "finished" else f"{row['status']}: {row.get('said', '')}"
-    seconds = predicted(run, found, bench)
+    if bench.lease_left() == float("inf"):
+        return None
+    seconds = predicted(plan, run, found, bench)
     if seconds is not None and seconds > bench.lease_left():
         return f"would take {seconds:.0f} seconds, and {bench.lease_left():.0f} are left"
     return None
-
-
-def begun(run: Run, bench: Bench) -> bool:
-    """Whether there is a checkpoint of a run to go on from."""
-    return (bench.out / run.experiment / run.name / "checkpoints").exists()
-
-
-def predicted(run: Run, found: list[Line], bench: Bench) -> float | None:
-    """Seconds that a run will take by the pace of the same model on the same device; None where it was never seen there.
-
-    What a run has done already in ``out`` is not counted off, so a run that was begun is always gone on with.
-    """
-    if begun(run, bench):
-        return None
-    config = run.config(bench.options)
-    shape = [config.data.length, config.data.batch]
-    paces = [
-        row["seconds_a_step"] for row in found if (row["model"], row["shape"], row["device"]) == (run.model, shape, device())
-    ]
-    return paces[-1] * config.steps if paces and paces[-1] else None
 
 
 @contextlib.contextmanager
@@ -208,6 +140,7 @@ def do(plan: Plan, run: Run, bench: Bench) -> int:
     """Train and read, and write down what came out; how many runs are settled by it."""
     folder = bench.out / plan.experiment / run.name
     print(f"== {plan.experiment}: {run.name}", flush=True)
+    line: Line | None = None
     try:
         ending, options = trained(plan, run, bench, folder)
         if ending.reason == "signal":
@@ -216,13 +149,12 @@ def do(plan: Plan, run: Run, bench: Bench) -> int:
             return 0
         line = of_run(run, folder, ending, options)
         if ending.reason == "finished":
-            reads = read(plan, run, bench, folder, 1 / line["tokens_per_second"])
-            if reads is None:
+            line["reads"] = []
+            if not read(plan, run, bench, folder, line):
                 return 0
-            line["reads"] = reads
     except Exception:
         # written down first, so that whoever starts again goes on with the next
-        write(plan, bench, of_failure(run, traceback.format_exc()))
+        write(plan, bench, of_failure(run, traceback.format_exc(), line))
         raise
     write(plan, bench, line)
     print(f"== {run.name}: {line['status']} {line.get('said') or ''}", flush=True)
@@ -245,7 +177,7 @@ def trained(plan: Plan, run: Run, bench: Bench, folder: Path) -> tuple[Ending, O
         **bench.options,
     }
     while True:
-        limits = {"run.seconds": bench.left(), "run.finish": max(bench.lease_left(), SHORTEST)}
+        limits = {"run.seconds": bench.left(), "run.finish": time_to_train(plan, run, bench)}
         timed = {name: value for name, value in limits.items() if value != float("inf")}
         try:
             return train_run(run.config({**options, **timed}), resume=True), options
@@ -274,26 +206,30 @@ def forget() -> None:
         torch.cuda.reset_peak_memory_stats()
 
 
-def read(plan: Plan, run: Run, bench: Bench, folder: Path, seconds_a_token: float) -> list[Line] | None:
-    """What the plan wants to know of a finished model; None where the time does not suffice and another call has to."""
+def read(plan: Plan, run: Run, bench: Bench, folder: Path, line: Line) -> bool:
+    """Add to a line what the plan wants to know of a finished model; whether the time sufficed, or another call has to go on.
+
+    Before every read the line is written down as it is, since the machine may go in the middle of it.
+    """
     if not run.reads:
-        return []
+        return True
     loaded = load_model(folder / "model")
     loaded.model.to("cuda" if torch.cuda.is_available() and bench.options.get("engine.device") != "cpu" else "cpu").eval()
     kept = folder / "reads.jsonl"
     known = {row["read"]: row for row in results.rows(kept)}
     length = run.config({}).data.length
     for wanted in run.reads:
-        if str(wanted) in known:
-            continue
-        if seconds_a_token * cost(wanted, bench.data, plan.data) > bench.left():
-            print(f"== {run.name}: trained, to be read another time", flush=True)
-            return None
-        began = time.monotonic()
-        row = read_of(loaded, wanted, bench.data, plan.data, length)
-        results.add(kept, {"read": str(wanted), **row, "seconds": time.monotonic() - began})
-    known = {row["read"]: row for row in results.rows(kept)}
-    return [known[str(wanted)] for wanted in run.reads]
+        if str(wanted) not in known:
+            write(plan, bench, {**line, "status": "unread", "said": f"trained; {wanted} and what follows are to be read"})
+            if cost(wanted, bench.data, plan.data) / line["tokens_per_second"] > bench.left():
+                print(f"== {run.name}: trained, to be read another time", flush=True)
+                return False
+            began = time.monotonic()
+            row = read_of(loaded, wanted, bench.data, plan.data, length)
+            results.add(kept, {"read": str(wanted), **row, "seconds": time.monotonic() - began})
+            known = {row["read"]: row for row in results.rows(kept)}
+        line["reads"].append(known[str(wanted)])
+    return True
 
 
 def write(plan: Plan, bench: Bench, line: Line) -> None:
