@@ -11,6 +11,7 @@ import statistics
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from ..train.metrics import Line
 from . import results
@@ -77,7 +78,7 @@ class Evidence:
         return self.figures(place, self.reading(place, name), models, seeds)
 
     def far(self, place: str, name: str, models: Iterable[str] = ()) -> dict[str, list[float]]:
-        """How well the last stretch of long windows was predicted."""
+        """How well long windows were predicted at 8 to 16 times the length of training."""
         return self.figures(place, self.last(place, name), models)
 
     def reading(self, place: str, name: str) -> Value:
@@ -90,19 +91,21 @@ class Evidence:
         unit = self.unit(place)
 
         def value(row: Line) -> float | None:
-            read = read_of(row, name)
-            return None if read is None else read["places"][-1][unit]
+            places = (read_of(row, name) or {"places": []})["places"]
+            return next((own[unit] for own in places if own["to"] == 16 * row["options"]["data.length"]), None)
 
         return value
 
-    def noise(self, experiment: str, value: Value) -> Noise | None:
-        """How far seeds of one model lie apart in a value, over all stages of an experiment."""
-        stages = dict.fromkeys(row["stage"] for row in self.rows(experiment))
-        return pooled(*(self.figures(f"{experiment}/{stage}", value) for stage in stages))
+    def noise(self, place: str, value: Value) -> Noise | None:
+        """How far seeds of one model lie apart in a value: over all stages whose runs are as large and long as those of one."""
+        experiment, _, stage = place.partition("/")
+        kinds = {kind(row) for row in self.rows(experiment) if row["stage"] == stage}
+        stages = dict.fromkeys(row["stage"] for row in self.rows(experiment) if kind(row) in kinds)
+        return pooled(*(self.figures(f"{experiment}/{name}", value) for name in stages))
 
     def noise_of(self, place: str, name: str) -> Noise | None:
         """That of :meth:`read`."""
-        return self.noise(place.partition("/")[0], self.reading(place, name))
+        return self.noise(place, self.reading(place, name))
 
     def task(self, name: str, reading: str, small: bool) -> dict[str, list[float]]:
         """What models scored at a task of the laboratory as they were trained for it, in percent; tasks of one name together.
@@ -121,6 +124,13 @@ class Evidence:
         return found
 
 
+def kind(row: Line) -> tuple[Any, ...]:
+    """What runs have in common whose seeds lie equally far apart: the size that a model's name ends with, tokens, length."""
+    options = row["options"]
+    size = [part for part in options["model.name"].split("-") if part[0].isdigit()]
+    return (*size, options.get("optim.tokens"), options.get("data.length"))
+
+
 def found_needles(row: Line) -> float | None:
     """The share of all needles that were found, in percent, over kinds and lengths."""
     read = read_of(row, "needles")
@@ -133,14 +143,16 @@ def found_needles(row: Line) -> float | None:
 RULE = r"""
 Made by `COMMAND` from the files of results; do not edit. Each verdict is a rule applied to numbers:
 
-- *Noise* is the standard deviation between seeds of one model, pooled over all models of the experiment that have two.
+- *Noise* is the standard deviation between seeds of one model, pooled over all models of the experiment that have two and are
+  as large, and were trained as long, as those compared.
 - A model is *ahead* of another where its mean is better by more than $t \cdot$ noise $\cdot \sqrt{1/n_1 + 1/n_2}$, with $n_1$
   and $n_2$ seeds and $t$ the 97.5 % point of Student's distribution: of two models that are alike, one is called ahead one time
-  in twenty. Where no model of an experiment has two seeds, any distance counts, and the verdict says "one seed": read it as a
+  in twenty. Where no such model has two seeds, any distance counts, and the verdict says "one seed": read it as a
   hint.
 - A claim *holds here* where every comparison that it names is ahead. It holds *in part* where some are and none is behind, is
   *mixed* where some are ahead and some behind, *does not hold here* where none is ahead and some are behind, and is *not told
-  apart* where none is either. It is *open* until all that it names was run.
+  apart* where none is either. That something is the *best* does not hold in part while a rival's mean is better. A claim is
+  *open* until all that it names was run.
 - There are many comparisons, so a few of these verdicts will be chance.
 
 The models on a GPU have 4 to 30 million parameters (0.5 in the laboratory) and read 50 to 150 million tokens

@@ -12,7 +12,7 @@ stages:
     variants: {low: {optim: {lr: 7e-4}}, high: {optim: {lr: 3e-3}}}
   - name: main
     tokens: 150e6
-    rate: grid                     # the best of the stage grid, or other-experiment/grid
+    rate: grid                     # the best of the stage grid, of other-experiment/grid, or of several: [grid, edges]
     seeds: [0, 1]
     reads: [valid/sliding, test/sliding, test/long/16x]
 tiny: {...}                        # options for a rehearsal
@@ -81,7 +81,7 @@ class Read:
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """One training: its place in the plan, its options, where its learning rate comes from, what is read after it."""
+    """One training: its place in the plan, its options, the stages that choose its learning rate, what is read after it."""
 
     experiment: str
     stage: str
@@ -89,7 +89,7 @@ class Run:
     variant: str
     seed: int
     options: Options
-    rate: str | None = None
+    rate: tuple[str, ...] = ()
     rate_of: str = ""
     reads: tuple[Read, ...] = ()
     keep: bool = False
@@ -102,7 +102,7 @@ class Run:
 
     def with_rate(self, rate: float) -> Run:
         """The run at a learning rate that was found elsewhere."""
-        return replace(self, options={**self.options, "optim.lr": rate}, rate=None)
+        return replace(self, options={**self.options, "optim.lr": rate}, rate=())
 
     def config(self, more: Options) -> TrainConfig:
         """The configuration of its training, with options that say where and how."""
@@ -180,6 +180,8 @@ def of_stage(
     require(not unknown, f"{where}: no model {', '.join(unknown)}, there are {', '.join(models)}")
     variants = {str(name): flattened(entry, f"{where}: {name}") for name, entry in stage.get("variants", {"": {}}).items()}
     tokens = flattened({"optim": {"tokens": stage["tokens"]}}, where) if "tokens" in stage else {}
+    rate = stage.get("rate", [])
+    rates = (rate,) if isinstance(rate, str) else tuple(rate)
     for seed in stage.get("seeds", [0]):
         for name in chosen:
             rate_of, own = models[name]
@@ -192,7 +194,7 @@ def of_stage(
                     variant=variant,
                     seed=seed,
                     options=options,
-                    rate=stage.get("rate"),
+                    rate=rates,
                     rate_of=rate_of or name,
                     reads=tuple(Read.of(text) for text in stage.get("reads", ())),
                     keep=stage.get("keep", False),

@@ -72,22 +72,26 @@ def chosen(run: Run, only: str) -> bool:
 
 
 def with_rate(plan: Plan, run: Run, bench: Bench) -> Run | str:
-    """The run with its learning rate, where that is another stage's to choose; why it has none, as long as it has none."""
-    if run.rate is None:
+    """The run with its learning rate, where that is other stages' to choose; why it has none, as long as it has none."""
+    if not run.rate:
         return run
-    experiment, _, stage = run.rate.rpartition("/")
-    other = load(plan.folder.parent / experiment, tiny=plan.tiny) if experiment and experiment != plan.experiment else plan
-    found = results.rows(*bench.files(plan))
-    rows = results.settled(found if other is plan else results.rows(*bench.files(other)))
-    wanted = [each for each in other.of_stage(stage) if each.model == run.rate_of]
-    require(bool(wanted), f"{run.name}: the stage {run.rate} has no runs of {run.rate_of} to choose a learning rate from")
-    tried = [rows.get(each.key) for each in wanted]
+    stages = " and ".join(run.rate)
+    tried = [row for stage in run.rate for row in tried_in(plan, stage, run.rate_of, bench)]
+    require(bool(tried), f"{run.name}: the stage {stages} has no runs of {run.rate_of} to choose a learning rate from")
     if any(row is None for row in tried):
-        return f"{WAITS} for the runs that choose its learning rate ({run.rate})"
+        return f"{WAITS} for the runs that choose its learning rate ({stages})"
     finished = sorted((row for row in tried if row is not None and row["status"] == "finished"), key=valid_bits)
     if not finished:
-        return f"has no learning rate: every run of {run.rate} for {run.rate_of} diverged or failed"
-    return below_what_diverged(run, [row["options"]["optim.lr"] for row in finished], found)
+        return f"has no learning rate: every run of {stages} for {run.rate_of} diverged or failed"
+    return below_what_diverged(run, [row["options"]["optim.lr"] for row in finished], results.rows(*bench.files(plan)))
+
+
+def tried_in(plan: Plan, stage: str, model: str, bench: Bench) -> list[Line | None]:
+    """What became of each run of a model in ``stage`` of a plan, or ``experiment/stage``; None where it is yet to be run."""
+    experiment, _, name = stage.rpartition("/")
+    other = load(plan.folder.parent / experiment, tiny=plan.tiny) if experiment and experiment != plan.experiment else plan
+    rows = results.settled(results.rows(*bench.files(other)))
+    return [rows.get(each.key) for each in other.of_stage(name) if each.model == model]
 
 
 def below_what_diverged(run: Run, rates: list[float], found: list[Line]) -> Run:

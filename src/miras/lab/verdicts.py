@@ -199,6 +199,13 @@ def pairwise(
     return Finding(compared(gains), words, weak=noise is None)
 
 
+def best(figures: Figures, name: str, rivals: Sequence[str], measure: Measure, noise: Noise | None = None) -> Finding:
+    """Whether one model is the best: better than each of its rivals, none of which has a better mean."""
+    found = favourite(figures, name, rivals, measure, noise)
+    first = measure.best({one: figures[one] for one in (name, *rivals) if one in figures}) == name if name in figures else False
+    return found if first or found.verdict != "holds in part" else found._replace(verdict="not told apart")
+
+
 def favourite(figures: Figures, name: str, rivals: Sequence[str], measure: Measure, noise: Noise | None = None) -> Finding:
     """Whether one model is better than each of its rivals."""
     if name not in figures or not any(rival in figures for rival in rivals):
