@@ -28,8 +28,8 @@ ROOMS: dict[str, type[Any]] = {
 class Spec:
     """A sequence model as an associative memory: what stores, what is minimised, what is kept, how it moves.
 
-    A combination without meaning is refused here. ``chunk_size`` is the one its chunk form takes by default; ``name`` is for
-    people and does not count in comparisons.
+    A combination without meaning is refused here. ``chunk_size`` is the one its chunk form takes by default; ``name`` does not
+    count in comparisons; a layer looks up by it what surrounds the memory.
 
     >>> from miras import Spec, algorithm, bias, memory, retention
     >>> spec = Spec(memory=memory.Matrix(), bias=bias.L2(), retention=retention.Keep(), algorithm=algorithm.GradientDescent())

@@ -46,7 +46,7 @@ def both(spec, arguments, first, second):
 
 
 def test_the_exact_presets_are_those_the_algebra_allows():
-    assert set(DEEP) == {"ttt_linear", "ttt_mlp", "titans_lmm", "moneta", "yaad", "memora"}
+    assert set(DEEP) == {"ttt_linear", "ttt_mlp", "titans_lmm", "moneta", "yaad", "memora", "hafiza"}
 
 
 @pytest.mark.parametrize("size", [1, 3, 16, 64, 21])

@@ -93,7 +93,7 @@ def test_dfw_by_hand():
         assert relative(y[0, t, 0], W @ q[0, t, 0]) < 1e-12
 
 
-def test_longhorn_and_ttt_linear_by_hand():
+def test_longhorn_by_hand():
     q, k, v, gates, keywords = draw(presets.longhorn(), B=1, T=5, H=1, K=3, V=2, channelwise=False)
     _, state = memorize(presets.longhorn(), q, k, v, gates, form="recurrent", **keywords)
     W = keywords["weights"][0]
@@ -101,15 +101,21 @@ def test_longhorn_and_ttt_linear_by_hand():
         key, eta = k[0, t, 0], gates.eta[0, t, 0]
         W = W - eta / (1 + eta * key @ key) * torch.outer(W @ key - v[0, t, 0], key)
     assert relative(state.weights[0, 0], W) < 1e-12
-    q, k, v, gates, keywords = draw(presets.ttt_linear(), B=1, T=5, H=1, K=3)
-    _, state = memorize(presets.ttt_linear(), q, k, v, gates, form="recurrent", **keywords)
-    W = keywords["weights"][0]
+
+
+@pytest.mark.parametrize("name", ["ttt_linear", "hafiza"])
+def test_one_layer_by_hand(name):
+    """Hafiza lets go towards the weights that it began with."""
+    q, k, v, gates, keywords = draw(presets.get(name), B=1, T=5, H=1, K=3)
+    _, state = memorize(presets.get(name), q, k, v, gates, form="recurrent", **keywords)
+    W = first = keywords["weights"][0]
+    kept = torch.ones(5, 3) if gates.log_alpha is None else gates.log_alpha[0, :, 0].exp()
     for t in range(5):
         W = W.detach().requires_grad_()
         o = W @ k[0, t, 0]
         y = k[0, t, 0] + keywords["norm"][0][0] * (o - o.mean()) / (o.var(correction=0) + 1e-6).sqrt() + keywords["norm"][1][0]
         (gradient,) = torch.autograd.grad(0.5 * ((y - v[0, t, 0]) ** 2).sum(), W)
-        W = W - gates.eta[0, t, 0][:, None] * gradient
+        W = kept[t][:, None] * W + (1 - kept[t])[:, None] * first - gates.eta[0, t, 0][:, None] * gradient
     assert relative(state.weights[0, 0], W) < 1e-12
 
 

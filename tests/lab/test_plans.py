@@ -137,6 +137,19 @@ def test_models_that_are_compared_train_alike(name):
         assert len({tuple(found) for found in rates.values()}) == 1, stage
 
 
+def test_hafiza_is_what_the_kept_results_call_an_anchored_ttt_linear():
+    """The same parameters from the same seed, and the same logits."""
+    run = next(run for run in load(ROOT / "small").runs if run.name == "surroundings-ttt_linear-anchored-s0")
+    config = run.config({}).model
+    found = []
+    for made in (MirasConfig.preset(config.name, **model_changes(config)), MirasConfig.preset("hafiza-600k")):
+        torch.manual_seed(0)
+        model = MirasForCausalLM(made)
+        found.append((model.state_dict(), model(torch.arange(80).view(2, 40)).logits))
+    (one, first), (two, second) = found
+    assert one.keys() == two.keys() and all(torch.equal(one[name], two[name]) for name in one) and torch.equal(first, second)
+
+
 def test_the_enwik8_plan_has_what_it_is_for():
     plan = load(ROOT / "enwik8")
     nine = ["transformer", "gla", "deltanet", "gated_deltanet", "ttt_linear", "titans_lmm", "moneta", "yaad", "memora"]

@@ -166,6 +166,8 @@ RECIPES: dict[str, Recipe] = {
     "moneta": Recipe(gates=(dataclasses.replace(STEP, start=STEEP_START / 3), DEEP_DECAY), step_sum=1 / 3),
     "yaad": Recipe(gates=(STEP, DEEP_DECAY, THRESHOLD), step_sum=1.0),
     "memora": Recipe(gates=(STEP, DEEP_DECAY), step_sum=1.0),
+    # TTT-Linear's surroundings, with steps and decays of every channel
+    "hafiza": Recipe(gates=(STEP, DECAY), silu=False, output_gate="silu", step_sum=1.0),
 }
 
 DEFAULTS = {gate.name: gate for gate in (STEP, DECAY, dataclasses.replace(DECAY, name="log_beta"), THRESHOLD, MOMENTUM, RIDGE)}
