@@ -226,9 +226,11 @@ def test_the_kept_page_is_what_the_kept_results_say(command):
     assert (docs / "README.md").read_text() == made, "run python experiments/conclusions.py"
 
 
-def test_the_readmes_table_is_what_the_kept_results_say(command):
-    text = (ROOT / "README.md").read_text()
-    assert text == command.with_overview(text, Evidence(ROOT / "experiments")), "run python experiments/conclusions.py"
+@pytest.mark.parametrize(("page", "names"), [("README.md", "BRIEF"), ("docs/findings.md", "OVERVIEW")])
+def test_the_tables_of_pages_are_what_the_kept_results_say(command, page, names):
+    text = (ROOT / page).read_text()
+    made = command.with_overview(text, Evidence(ROOT / "experiments"), getattr(command, names))
+    assert text == made, "run python experiments/conclusions.py"
 
 
 def test_noise_is_that_of_all_runs_as_large_and_long(command):
