@@ -6,8 +6,9 @@ import pytest
 import torch
 from test_model import build, close, tokens
 from torch.utils import _pytree as pytree
+from transformers import StoppingCriteria, StoppingCriteriaList
 
-from miras.hf import MirasCache
+from miras.hf import MirasCache, byte_tokenizer
 from miras.hf.cache import tensors
 
 QUIET = {"eos_token_id": None, "pad_token_id": 0}
@@ -108,6 +109,60 @@ def test_a_row_that_ends_before_others_reads_no_padding(name):
     alone = [model.generate(row[None], attention_mask=torch.ones(1, 6), **four) for row in prompt]
     there = torch.ones_like(prompt)
     assert torch.equal(model.generate(prompt, attention_mask=there, prefill_chunk_size=2, **four), torch.cat(alone))
+
+
+class Writes(StoppingCriteria):
+    """Ends the rows whose last token is ``end``."""
+
+    def __init__(self, end):
+        self.end = end
+
+    def __call__(self, input_ids, scores, **kwargs):
+        return input_ids[:, -1] == self.end
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("by", ["criterion", "string"])
+@pytest.mark.parametrize("name", ["yaad", "gated_deltanet", "yaad-h"])
+def test_rows_may_end_by_anything(name, by):
+    """By a string or a criterion as by an end among the tokens; without such an end nothing is padding."""
+    model, ids, more = build(name, vocab_size=259), tokens(2, 5) + 60, tokens(2, 3, seed=4)
+    # tokens that the byte tokenizer has a character for
+    letters = [token for token in range(259) if not 32 < token < 127]
+    plain = {"max_new_tokens": 9, "do_sample": False, "suppress_tokens": letters, "pad_token_id": 256}
+    free = model.generate(ids, eos_token_id=None, **plain)
+    end = next(int(x) for x in free[0, 6:9] if x not in free[1, 5:])
+    way = {"stopping_criteria": StoppingCriteriaList([Writes(end)])}
+    way = way if by == "criterion" else {"stop_strings": [chr(end)], "tokenizer": byte_tokenizer()}
+    some = model.generate(ids, eos_token_id=258, **plain, **way, return_dict_in_generate=True)
+    after = some.sequences == 256
+    assert after[0].sum() >= 1 and not after[1].any()
+    whole, mask = torch.cat([some.sequences, more], 1), torch.cat([(~after).long(), torch.ones_like(more)], 1)
+    again = {"attention_mask": mask, "max_new_tokens": 1, "eos_token_id": None, "pad_token_id": 256, "do_sample": False}
+    told = {"output_logits": True, "return_dict_in_generate": True}
+    want = model.generate(whole, **again, **told)
+    close(model.generate(whole, past_key_values=some.past_key_values, **again, **told).logits[0], want.logits[0])
+    # the next turn knows nothing of how rows ended in this one
+    assert some.past_key_values.over is None
+    # and without an end among the tokens rows write on together
+    on = model.generate(ids, eos_token_id=None, **plain, **way, return_dict_in_generate=True)
+    assert torch.equal(on.sequences, free) and on.past_key_values.over is None
+
+
+@torch.no_grad()
+def test_beams_after_rows_that_ended_read_on():
+    model, ids, more = build("yaad"), tokens(2, 5), tokens(2, 3, seed=4)
+    free = model.generate(ids, max_new_tokens=9, do_sample=False, **QUIET)
+    end = next(int(x) for x in free[0, 6:9] if x not in free[1, 5:])
+    some = model.generate(
+        ids, max_new_tokens=9, do_sample=False, eos_token_id=end, pad_token_id=39, return_dict_in_generate=True
+    )
+    whole = torch.cat([some.sequences, more], 1)
+    mask = torch.cat([torch.ones_like(ids), (some.sequences[:, 5:] != 39).long(), torch.ones_like(more)], 1)
+    beams = {"attention_mask": mask, "max_new_tokens": 5, "num_beams": 2, "do_sample": False, **QUIET}
+    cache = some.past_key_values
+    cache.batch_repeat_interleave(2)
+    assert torch.equal(model.generate(whole, past_key_values=cache, **beams), model.generate(whole, **beams))
 
 
 @torch.no_grad()

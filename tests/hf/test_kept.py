@@ -7,9 +7,10 @@ import pytest
 import torch
 from safetensors import safe_open
 from safetensors.torch import load, save_file
+from test_generate import Writes
 from test_model import CHUNK, build, offloaded, tokens
 from torch.utils import _pytree as pytree
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, StoppingCriteriaList
 
 import disks
 from miras import presets
@@ -120,6 +121,24 @@ def test_rows_that_ended_apart_are_not_kept_as_one_memory():
     ending = {**GREEDY, "eos_token_id": end, "pad_token_id": 39}
     out = model.generate(**memory.inputs(), **ending, return_dict_in_generate=True)
     with pytest.raises(ValueError, match=r"rows \[0\] ended before the others"):
+        memory.after(out)
+    by_itself = StoppingCriteriaList([Writes(end)])
+    out = model.generate(
+        **memory.inputs(), **{**ending, "eos_token_id": 38}, stopping_criteria=by_itself, return_dict_in_generate=True
+    )
+    assert (out.sequences[0] == 39).any()
+    with pytest.raises(ValueError, match=r"rows \[0\] ended before the others"):
+        memory.after(out)
+
+
+def test_beams_are_not_kept_as_a_memory():
+    """Their cache is that of the beams that went on, in another order than the sequences."""
+    model = build("yaad")
+    memory = model.read(tokens(2, 5))
+    inputs = memory.inputs()
+    inputs["past_key_values"].batch_repeat_interleave(2)
+    out = model.generate(**inputs, **GREEDY, num_beams=2, num_return_sequences=2, return_dict_in_generate=True)
+    with pytest.raises(ValueError, match="beams go on in other rows than the sequences come back in"):
         memory.after(out)
 
 

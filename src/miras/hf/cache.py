@@ -6,7 +6,7 @@ B batch
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -103,32 +103,27 @@ class MirasCacheLayer(CacheLayerMixin):
         raise ValueError("a MirasCache holds the states of memories: only a Miras model can advance it")
 
 
-class Ending(NamedTuple):
-    """How rows end that are being generated: the columns before what is generated, and the tokens that end a row."""
-
-    prompt: int
-    ends: tuple[int, ...]
-
-    def over(self, ids: Tensor, read: int) -> Tensor:
-        """The rows ``[B]`` of ids ``[B,T]`` whose last token is padding: they ended before it; ``read`` columns were fed."""
-        generated = read - self.prompt + 1
-        if generated < 1:
-            return torch.zeros(len(ids), dtype=torch.bool, device=ids.device)
-        before = ids[:, -generated:-1]
-        return torch.isin(before, torch.tensor(self.ends, dtype=ids.dtype, device=ids.device)).any(1)
-
-
 class MirasCache(Cache):
     """One :class:`MirasCacheLayer` a block. Its size does not depend on how much it has read (but for ``transformer``).
 
-    ``ending`` says how rows end, while ``generate`` goes on.
+    ``done`` ``[B]`` are the rows that ``generate`` has ended, ``over`` those of them whose last token is padding already;
+    None where it has ended none.
     """
 
     layers: list[MirasCacheLayer]
 
     def __init__(self, blocks: int) -> None:
         super().__init__(layers=[MirasCacheLayer() for _ in range(blocks)])
-        self.ending: Ending | None = None
+        self.begin()
+
+    def begin(self) -> None:
+        """No row has ended."""
+        self.done: Tensor | None = None
+        self.over: Tensor | None = None
+
+    def end(self, rows: Tensor) -> None:
+        """Rows ``[B]`` end with the token just written."""
+        self.over, self.done = self.done, rows if self.done is None else self.done | rows
 
     @property
     def batch_size(self) -> int:

@@ -80,7 +80,9 @@ class KeptMemory(NamedTuple):
         require(isinstance(cache, MirasCache) and cache.states is not None, "generate returned no cache: leave use_cache on")
         unseen = sequences.shape[1] - cache.get_seq_length()
         require(unseen == 1, f"the cache must be one token behind the sequences, but is {unseen} behind")
-        over = [] if cache.ending is None else cache.ending.over(sequences, cache.get_seq_length()).nonzero().flatten().tolist()
+        beams = hasattr(generated, "beam_indices")
+        require(not beams, "beams go on in other rows than the sequences come back in: read() the one to keep")
+        over = [] if cache.over is None else cache.over.nonzero().flatten().tolist()
         require(
             not over,
             f"rows {over} ended before the others, and a memory is kept of rows that end together: generate them apart, or "
