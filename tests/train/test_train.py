@@ -122,6 +122,20 @@ def test_resume_needs_no_options_again(run, shared):
     assert shared.losses("short") == shared.losses("whole")
 
 
+def test_resume_goes_on_in_the_folder_that_a_file_names(run, shared, monkeypatch, capsys):
+    """Not in the newest run of all, which is another."""
+    copy = shared.root / "named"
+    shutil.copytree(run, copy)
+    monkeypatch.chdir(shared.root)
+    shutil.copytree(run, shared.root / "out" / "newest")
+    (shared.root / "mine.yaml").write_text(f"run:\n  folder: {copy}\n")
+    before = (shared.root / "out" / "newest" / "run.json").read_text()
+    assert main(["train", "--config", "mine.yaml", "--resume"]) == 0
+    assert "step 12 of 12" in capsys.readouterr().err
+    assert len(shared.about("named")["starts"]) == 2
+    assert (shared.root / "out" / "newest" / "run.json").read_text() == before
+
+
 def test_a_finished_run_stays_as_it_is(run, shared, capsys):
     before = (run / "metrics.jsonl").read_text()
     assert shared.here("whole", *STEPS, "--save.keep", "3", "--resume") == 0

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 
 from ..train.config import TrainConfig
-from ..train.options import add_options, build
+from ..train.options import add_options, asked, build
 from ..types import require
 from .extras import needed
 
@@ -23,7 +23,7 @@ def add_train(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--resume",
         action="store_true",
-        help="go on from the newest whole checkpoint of --run.folder (or of the newest run in out/), with its configuration; "
+        help="go on from the newest whole checkpoint of run.folder (or of the newest run in out/), with its configuration; "
         "a folder that has none begins",
     )
     add_options(command, TrainConfig)
@@ -37,7 +37,7 @@ def run_train(arguments: argparse.Namespace) -> int:
     if arguments.resume:
         from ..train.run import newest_folder
 
-        folder = Path(vars(arguments).get("run.folder") or newest_folder())
+        folder = Path(asked(TrainConfig, arguments).get("run.folder") or newest_folder())
         vars(arguments)["run.folder"] = str(folder)
         if (folder / "config.yaml").exists():
             arguments.config.insert(0, folder / "config.yaml")

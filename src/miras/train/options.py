@@ -82,6 +82,11 @@ def refuse_unknown(parser: argparse.ArgumentParser, unknown: list[str]) -> None:
 
 def build(kind: type[ConfigT], arguments: argparse.Namespace) -> ConfigT:
     """The configuration: defaults, then the files in order, then the command line."""
+    return assembled(kind, asked(kind, arguments))
+
+
+def asked(kind: type, arguments: argparse.Namespace) -> dict[str, Any]:
+    """The options that the files and the command line give, the last one of each."""
     known = options_of(kind)
     given: dict[str, Any] = {}
     for path in arguments.config:
@@ -89,7 +94,7 @@ def build(kind: type[ConfigT], arguments: argparse.Namespace) -> ConfigT:
     for name in known:
         if name in vars(arguments):
             given[name] = converted(vars(arguments)[name], known[name][0], f"--{name}")
-    return assembled(kind, given)
+    return given
 
 
 def assembled(kind: type[ConfigT], given: Mapping[str, Any]) -> ConfigT:
