@@ -288,6 +288,18 @@ CASES = {
         r"attention_mask must be \[1,3\] .* got \[1, 1, 3, 3\]",
     ),
     "short mask": (lambda m: m(tokens(1, 3), attention_mask=torch.ones(1, 2)), r"attention_mask must be \[1,3\]"),
+    "mask to be added": (
+        lambda m: m(tokens(1, 3), attention_mask=torch.tensor([[-torch.inf, 0.0, 0.0]])),
+        "attention_mask must be 1 where there is a token and 0 elsewhere, got -inf: one to be added to scores is not taken",
+    ),
+    "mask to be added, of nothing": (
+        lambda m: m(tokens(1, 3), attention_mask=torch.zeros(1, 3)),
+        r"attention_mask must be 1 where .* got torch\.float32 of zeros alone: one to be added to scores is not taken",
+    ),
+    "numbers of documents": (
+        lambda m: m(tokens(1, 4), attention_mask=torch.tensor([[1, 1, 2, 2]])),
+        "got 2: documents that are packed are told by position_ids that begin again, or by cu_seqlens in a batch of 1",
+    ),
     "positions": (lambda m: m(tokens(1, 3), position_ids=torch.ones(1, 2)), r"position_ids must be \[1,3\], got \[1, 2\]"),
     "bounds": (lambda m: m(tokens(2, 3), cu_seqlens=torch.tensor([0, 3])), "in a batch of 1, got a batch of 2"),
     "bounds and padding": (

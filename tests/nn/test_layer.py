@@ -298,7 +298,11 @@ CASES = {
     "mask": (lambda: MirasLayer(16, 2)(torch.randn(1, 4, 16), mask=torch.ones(1, 5)), r"mask must be \[1, 4\], got \[1, 5\]"),
     "added mask": (
         lambda: MirasLayer(16, 2)(torch.randn(1, 4, 16), mask=torch.tensor([[0.0, 0.0, -torch.inf, -torch.inf]])),
-        "a mask is 1 where there is a token and 0 elsewhere, got one with negative numbers",
+        "mask must be 1 where there is a token and 0 elsewhere, got -inf: one to be added to scores is not taken",
+    ),
+    "numbers of documents": (
+        lambda: MirasLayer(16, 2)(torch.randn(1, 4, 16), mask=torch.tensor([[1, 1, 2, 2]])),
+        "got 2: documents that are packed are told by cu_seqlens",
     ),
     "bounds": (
         lambda: MirasLayer(16, 2)(torch.randn(1, 4, 16), cu_seqlens=torch.tensor([0, 3])),

@@ -9,7 +9,10 @@ import torch
 from torch import Tensor
 
 from ..nn import Packing
+from ..nn.packing import there as tokens_there
 from ..types import require
+
+PACKED = "position_ids that begin again, or by cu_seqlens in a batch of 1"
 
 
 def packing_of(
@@ -44,7 +47,8 @@ def _recent(mask: Tensor, batch: int, time: int) -> Tensor:
     fits = isinstance(mask, Tensor) and mask.dim() == 2 and mask.shape[0] == batch and mask.shape[1] >= time
     got = list(mask.shape) if isinstance(mask, Tensor) else type(mask).__name__
     require(fits, f"attention_mask must be [{batch},{time}] (or longer, with the past), one a token, got {got}")
-    return mask[:, mask.shape[1] - time :] != 0
+    # all of it is looked at: a mask to be added shows itself in the past's columns too
+    return tokens_there(mask, "attention_mask", PACKED)[:, mask.shape[1] - time :]
 
 
 def _starts(position_ids: Tensor, there: Tensor | None, batch: int, time: int) -> Tensor | None:

@@ -31,6 +31,24 @@ class Places(NamedTuple):
         return cls(row, position, cu_seqlens, lengths)
 
 
+def there(mask: Tensor, name: str = "mask", packed: str = "cu_seqlens") -> Tensor:
+    """The tokens that a mask says are there, as truth values; ``packed`` names what packed documents are told by.
+
+    A mask to be added to scores says the opposite, and is all zeros where everything is there; one that numbers documents says
+    what no mask can.
+    """
+    if mask.dtype == torch.bool or not mask.numel():
+        return mask.to(torch.bool)
+    wrong = mask[(mask != 0) & (mask != 1)]
+    first = wrong[0].item() if len(wrong) else None
+    rule = f"{name} must be 1 where there is a token and 0 elsewhere, got"
+    require(first is None or not first > 1, f"{rule} {first}: documents that are packed are told by {packed}")
+    require(first is None, f"{rule} {first}: one to be added to scores is not taken")
+    added = mask.is_floating_point() and not bool(mask.any())
+    require(not added, f"{rule} {mask.dtype} of zeros alone: one to be added to scores is not taken")
+    return mask.to(torch.bool)
+
+
 class Packing(NamedTuple):
     """The tokens that are there, one sequence behind the other.
 
@@ -50,15 +68,11 @@ class Packing(NamedTuple):
         A row is one sequence and each further start in it another; a row without tokens is an empty sequence.
         """
         require(mask.dim() == 2, f"a mask must be [B,T], got {list(mask.shape)}")
-        added = mask.is_floating_point() and bool((mask < 0).any())
-        require(
-            not added, "a mask is 1 where there is a token and 0 elsewhere, got one with negative numbers, as if to be added"
-        )
-        there = mask.to(torch.bool)
-        where = there.flatten().nonzero().squeeze(1)
-        begins = torch.zeros_like(there) if starts is None else starts & there
+        mask = there(mask)
+        where = mask.flatten().nonzero().squeeze(1)
+        begins = torch.zeros_like(mask) if starts is None else starts & mask
         # a row's first token starts its sequence anyhow
-        begins = begins & (there.cumsum(1) > 1)
+        begins = begins & (mask.cumsum(1) > 1)
         sequences = 1 + begins.sum(1)
         last = sequences.cumsum(0) - 1
         sequence = (last - sequences + 1)[:, None] + begins.cumsum(1)
