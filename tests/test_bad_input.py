@@ -248,7 +248,7 @@ def test_explain_refuses_a_name():
 @pytest.mark.parametrize(
     "make, message",
     [
-        (lambda: bias.Lp(p=0.5), "Lp needs a finite p >= 1"),
+        (lambda: bias.Lp(p=0.5), "Lp needs p >= 1"),
         (lambda: bias.Huber(form="square"), "Huber form is one of"),
         (lambda: bias.Huber(delta=-1.0), "Huber needs delta >= 0"),
         (lambda: memory.MLP(depth=5), "MLP depth is 1 to 4, got 5"),
@@ -270,7 +270,13 @@ def test_explain_refuses_a_name():
         (lambda: bias.Huber(smooth="no"), "Huber's smooth must be True or False, got 'no'"),
         (lambda: bias.Huber(delta="1"), "Huber's delta must be a number or None, got '1'"),
         (lambda: algorithm.GradientDescent(eta="1"), "GradientDescent's eta must be a number or None, got '1'"),
-        (lambda: bias.Lp(p=float("inf")), "Lp needs a finite p >= 1"),
+        (lambda: bias.Lp(p=float("inf")), "Lp's p must be finite, got inf"),
+        (lambda: retention.Lq(q=float("inf"), link="exact"), "Lq's q must be finite, got inf"),
+        (lambda: algorithm.GradientDescent(eta=float("inf")), "GradientDescent's eta must be finite, got inf"),
+        (lambda: bias.Huber(delta=float("nan")), "Huber's delta must be finite, got nan"),
+        (lambda: bias.Huber(delta=-float("inf")), "Huber's delta must be finite, got -inf"),
+        (lambda: bias.Huber(delta=1.0, sharpness=float("inf")), "Huber's sharpness must be finite, got inf"),
+        (lambda: nn.Recipe(start=float("inf")), "Recipe's start must be finite, got inf"),
         (lambda: dataclasses.replace(presets.yaad(), chunk_size=True), "Spec's chunk_size must be an integer, got True"),
         (lambda: nn.Recipe(value_norm="no"), "Recipe's value_norm must be True or False, got 'no'"),
         (lambda: nn.Recipe(convolution=2.5), "Recipe's convolution must be an integer or None, got 2.5"),

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 from dataclasses import dataclass
 
 import pytest
@@ -31,6 +32,29 @@ def test_every_meaningful_spec_survives_json():
         assert Spec.from_json(spec.to_json()) == spec
 
 
+def test_an_infinite_threshold_survives_json_that_has_no_infinity():
+    spec = Spec(
+        memory=memory.Matrix(),
+        bias=bias.Huber(delta=math.inf),
+        retention=retention.Keep(),
+        algorithm=algorithm.GradientDescent(),
+    )
+    text = spec.to_json()
+    assert json.loads(text, parse_constant=pytest.fail)["bias"]["delta"] == "inf"
+    assert Spec.from_json(text) == spec and "inf" in spec.bias.label
+    # as it was written before
+    assert Spec.from_json(text.replace('"inf"', "Infinity")) == spec
+    with pytest.raises(ValueError, match="GradientDescent's eta must be a number or None, got 'inf'"):
+        Spec.from_json(text.replace('"eta": null', '"eta": "inf"'))
+
+
+def test_what_is_no_json_is_not_written():
+    """A field whose kind nobody looks at, in a part of a user's own."""
+    spec = dataclasses.replace(presets.deltanet(), bias=Weighted(by=(1.0, math.nan)))
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        spec.to_json()
+
+
 def test_specs_with_other_choices_differ_and_names_do_not_count():
     assert presets.moneta(p=3) != presets.moneta(p=2)
     assert dataclasses.replace(presets.yaad(), name="mine") == presets.yaad()
@@ -45,6 +69,18 @@ def test_the_write_rules_are_assembled_from_the_parts():
     assert write["titans_lmm"].endswith("W_t = alpha_t W_(t-1) + S_t")
     anchored = presets.yaad(anchor=True).describe().write.text
     assert "(1 - alpha_t) W_0" in anchored and "(1 - alpha_t) W_0" not in write["yaad"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Weighted(bias.Bias):
+    by: tuple[float, ...] = ()
+
+    def loss(self, prediction, value, delta): ...
+
+    def gradient(self, prediction, value, delta): ...
+
+    def rule(self):
+        return Rule("e", "e")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -115,7 +115,7 @@ class Spec:
 
     def to_json(self) -> str:
         """The spec as a JSON string."""
-        return json.dumps(self.to_dict())
+        return json.dumps(self.to_dict(), allow_nan=False)
 
     @classmethod
     def from_json(cls, text: str) -> Spec:

@@ -9,6 +9,7 @@ import contextlib
 import dataclasses
 import functools
 import inspect
+import math
 from numbers import Real
 from types import NoneType
 from typing import Any, ClassVar, Literal, NamedTuple, TypeVar, get_args
@@ -21,6 +22,8 @@ Weights = tuple[Tensor, ...]
 PartT = TypeVar("PartT", bound="Part")
 # the label of a token that a loss leaves out: torch's own
 IGNORED = -100
+# how infinity is spelt in JSON
+ENDLESS = "inf"
 
 
 class Rule(NamedTuple):
@@ -147,6 +150,8 @@ class Part:
 
     room: ClassVar[str]
     known: ClassVar[dict[str, type[Part]]]
+    # the fields that may be infinite
+    endless: ClassVar[tuple[str, ...]] = ()
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -162,8 +167,9 @@ class Part:
         require_kinds(self)
 
     def to_dict(self) -> dict[str, Any]:
-        """The part as plain JSON values, its class under ``"name"``."""
-        return {"name": type(self).__name__, **dataclasses.asdict(self)}
+        """The part as plain JSON values, its class under ``"name"``; JSON has no infinity, which is ``"inf"``."""
+        values = {key: ENDLESS if value == math.inf else value for key, value in dataclasses.asdict(self).items()}
+        return {"name": type(self).__name__, **values}
 
     @classmethod
     def from_dict(cls: type[PartT], values: dict[str, Any]) -> PartT:
@@ -184,6 +190,7 @@ class Part:
                 raise ValueError(f"{name} has no parameter {key!r}: it has {', '.join(allowed) or 'none'}")
         # JSON has no tuples, and a part is hashable
         plain = {key: tuple(value) if isinstance(value, list) else value for key, value in values.items()}
+        plain |= {key: math.inf for key in kind.endless if plain.get(key) == ENDLESS}
         return kind(**plain)  # type: ignore[return-value]
 
     @functools.cached_property
@@ -223,7 +230,7 @@ KINDS: dict[object, str] = {bool: "True or False", int: "an integer", float: "a 
 
 
 def require_kinds(thing: Any, *names: str) -> None:
-    """Refuse fields of a dataclass, all or those named, that are of another plain kind than they are annotated with."""
+    """Refuse fields of a dataclass, all or those named, that are of another plain kind than annotated, or no finite number."""
     if torch.compiler.is_compiling():
         # parts that a compiled call makes are the library's own
         return
@@ -233,6 +240,9 @@ def require_kinds(thing: Any, *names: str) -> None:
         fits = not allowed or any(_is(value, kind) for kind in allowed)
         words = " or ".join(KINDS[kind] for kind in allowed)
         require(fits, f"{type(thing).__name__}'s {name} must be {words}, got {value!r}")
+        ends = not isinstance(value, Real) or isinstance(value, int) or math.isfinite(value)
+        endless = name in getattr(thing, "endless", ()) and value == math.inf
+        require(ends or endless, f"{type(thing).__name__}'s {name} must be finite, got {value!r}")
 
 
 @functools.cache

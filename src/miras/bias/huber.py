@@ -24,7 +24,8 @@ def huber(a: Tensor, delta: Tensor) -> Tensor:
 class Huber(Bias):
     """The Huber loss of each coordinate, of the error's norm, or the printed mixture that switches from l2 to delta * l1.
 
-    ``delta`` fixes the threshold; without it the gate ``delta`` sets it for each token (channel-wise in the coordinate form).
+    ``delta`` fixes the threshold, infinite for the l2 loss; without it the gate ``delta`` sets it for each token (channel-wise
+    in the coordinate form).
     ``smooth`` puts tanh(a e) for the sign in the l1 branch (coordinate and mixture). The coordinate gradient is continuous
     without it; the mixture's is not.
     """
@@ -33,6 +34,7 @@ class Huber(Bias):
     delta: float | None = None
     smooth: bool = False
     sharpness: float = SHARPNESS
+    endless = ("delta",)
 
     def __post_init__(self) -> None:
         super().__post_init__()

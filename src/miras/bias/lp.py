@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -26,9 +25,7 @@ class Lp(Bias):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require(
-            1 <= self.p < math.inf, f"Lp needs a finite p >= 1 (below that the gradient is infinite at e = 0), got p={self.p}"
-        )
+        require(self.p >= 1, f"Lp needs p >= 1 (below that the gradient is infinite at e = 0), got p={self.p}")
         require(self.sharpness > 0, f"Lp needs sharpness > 0, got {self.sharpness}")
         require(self.eps > 0, f"Lp needs eps > 0, got {self.eps}")
 
