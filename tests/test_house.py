@@ -14,7 +14,7 @@ ROOMS = ("memory", "bias", "retention", "algorithm")
 # who may import whom, from the bottom up
 FLOORS = [
     {"types", "__version__"},
-    {"files", "products"},
+    {"files", "products", "torch_modes"},
     set(ROOMS),
     {"spec"},
     {"presets", "checks"},

@@ -25,6 +25,7 @@ from .forms.recurrent import read, recurrent
 from .retention import Dual
 from .spec import Spec
 from .stretches import in_stretches
+from .torch_modes import uncast
 from .types import AnyState, Gates, Norm, State, Weights, require
 
 Form = Literal["chunk", "recurrent"]
@@ -84,7 +85,7 @@ def memorize(
     size = checks.how(spec, form, chunk_size, backend, recompute)
     shapes = checks.tokens(spec, q, k, v, cu_seqlens)
     dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
-    with torch.autocast(q.device.type, enabled=False):
+    with uncast(q.device):
         like = torch.empty(0, dtype=dtype, device=q.device)
         shaped = checks.gates_of(spec, Gates() if gates is None else gates, shapes, like, check_gates)
         key = tied_key(spec, shaped.to(dtype)) if k is None else k

@@ -12,10 +12,10 @@ from typing import TypeAlias
 
 import torch
 from torch import Tensor
-from torch.utils.checkpoint import checkpoint
 
 from .call import Call
 from .forms.common import as_tuple, row_of, stacked
+from .torch_modes import again
 from .types import AnyState, State
 
 # runs a call, given the bounds of the sequences that it packs, or None
@@ -31,15 +31,9 @@ def in_stretches(run: Run, call: Call, bounds: list[int] | None, size: int, most
         return _packed(run, parts, bounds, ends)
     outputs, state = [], call.state
     for part in parts:
-        y, state = _again(run, part._replace(state=state), None)
+        y, state = again(run, part._replace(state=state), None)
         outputs.append(y)
     return torch.cat(outputs, 1), state
-
-
-def _again(run: Run, call: Call, bounds: Tensor | None) -> tuple[Tensor, AnyState]:
-    """A stretch of which nothing but its arguments is kept."""
-    made: tuple[Tensor, AnyState] = checkpoint(run, call, bounds, use_reentrant=False, preserve_rng_state=False)
-    return made
 
 
 def _begun(state: AnyState) -> list[int]:
@@ -75,7 +69,7 @@ def _packed(run: Run, parts: list[Call], bounds: list[int], ends: list[int]) -> 
         if carried is not None:
             own[0] = carried
         inside = [min(max(bound, left), right) - left for bound in bounds[first : last + 1]]
-        y, end = _again(run, part._replace(state=stacked(own)), torch.tensor(inside))
+        y, end = again(run, part._replace(state=stacked(own)), torch.tensor(inside, device="cpu"))
         outputs.append(y)
         reached = [row_of(end, row) for row in range(last - first)]
         carried = reached.pop() if bounds[last] > right else None

@@ -1,5 +1,6 @@
 """The language model: decoding equals the full pass, padding and packing change nothing, losses and gradients are right."""
 
+import copy
 import itertools
 
 import pytest
@@ -74,6 +75,38 @@ def test_prefill_and_decoding_equal_the_full_pass_for_every_split(name):
             out = model(ids[:, t : t + 1], past_key_values=out.past_key_values)
             close(out.logits, whole[:, t : t + 1])
     assert out.past_key_values.get_seq_length() == ids.shape[1]
+
+
+@pytest.mark.parametrize("loss_chunk", [0, 5, 2048])
+@each_kind
+def test_gradients_by_torch_func_are_those_of_autograd(name, loss_chunk):
+    """Of a whole model, whose loss computes its logits again."""
+    model, ids = build(name, loss_chunk=loss_chunk), tokens(2, 2 * CHUNK + 3)
+    own = dict(model.named_parameters())
+    loss = lambda p: torch.func.functional_call(model, p, (ids,), {"labels": ids}).loss  # noqa: E731
+    found = torch.func.grad(loss)(own)
+    model(ids, labels=ids).loss.backward()
+    for key, parameter in own.items():
+        close(found[key], parameter.grad)
+
+
+@pytest.mark.parametrize("name", [*presets.PRESETS, "yaad-h", "yaad-shared"])
+def test_a_model_on_no_device_gives_the_shapes_of_one_on_the_cpu(name):
+    """Read, trained and gone on with, also where tensors are made on no device by default."""
+    model, ids = build(name, torch.float32), tokens(2, CHUNK + 3)
+    bare, nowhere = copy.deepcopy(model).to("meta"), ids.to("meta")
+
+    def shapes(model, ids):
+        out = model(ids, labels=ids, use_cache=True)
+        out.loss.backward()
+        more = model(ids[:, :1], past_key_values=out.past_key_values)
+        leaves = pytree.tree_leaves((out.logits, out.loss, more.logits, more.past_key_values.states))
+        return [(x.shape, x.dtype) for x in leaves if isinstance(x, torch.Tensor)]
+
+    want = shapes(model, ids)
+    assert shapes(bare, nowhere) == want
+    with torch.device("meta"):
+        assert shapes(bare, nowhere) == want
 
 
 @torch.no_grad()

@@ -8,7 +8,6 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.utils.checkpoint import checkpoint
 
 from ..algorithm import Descent, GradientDescent, ImplicitGD, Momentum, MultiStep, Newton, NonParametric
 from ..bias import L2 as L2Bias
@@ -17,6 +16,7 @@ from ..memory import Matrix
 from ..retention import L2, Keep, Retention
 from ..retention.base import decay
 from ..spec import Spec
+from ..torch_modes import again
 from ..types import AnyState, CacheState, Gates, Held, NewtonState, Norm, Progress, State, require
 from .attention import attention
 from .chunk_delta import chunk_delta
@@ -193,12 +193,8 @@ def _stretch(
     spec: Spec, tokens: Tokens, norm: Norm | None, carry: Carry, closes: bool | Tensor, at_start: bool, recompute: bool
 ) -> tuple[Tensor, Carry]:
     """One stretch; one of many is recomputed in the backward pass, so that no more than one keeps its intermediate results."""
-    if not (recompute and torch.is_grad_enabled()):
-        return run(spec, tokens, norm, carry, closes, at_start)
-    result: tuple[Tensor, Carry] = checkpoint(
-        run, spec, tokens, norm, carry, closes, at_start, use_reentrant=False, preserve_rng_state=False
-    )
-    return result
+    arguments = (spec, tokens, norm, carry, closes, at_start)
+    return again(run, *arguments) if recompute else run(*arguments)
 
 
 def _carry_of(state: State, positions: list[int]) -> Carry:
@@ -242,7 +238,7 @@ def _state_of(spec: Spec, carry: Carry, positions: list[int]) -> State:
             _moved(spec, h, log, moved, anchor)
             for h, log, moved, anchor in zip(carry.held, carry.log_decay, carry.moved, anchors, strict=True)
         )
-        progress = Progress(start, carry.moved, carry.log_decay, carry.threshold, torch.tensor(positions))
+        progress = Progress(start, carry.moved, carry.log_decay, carry.threshold, torch.tensor(positions, device="cpu"))
     return State(weights[0] if len(weights) == 1 else weights, accumulated, carry.anchor, momentum, progress)
 
 

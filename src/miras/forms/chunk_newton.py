@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from torch.utils.checkpoint import checkpoint
 
 from ..algorithm.newton import solve
+from ..torch_modes import again
 from ..types import Gates, NewtonState
 from .common import split
 from .ratio import cumulative, scalar_ratio
@@ -26,12 +26,12 @@ def chunk_newton(
     by_head = [x.transpose(1, 2) for x in (q, k, v, eta, log_alpha)]
     key_key, value_key = state.key_key, state.value_key
     outputs = [v.new_zeros(*by_head[2].shape[:2], 0, v.shape[3])]
-    recompute = torch.is_grad_enabled() and q.shape[1] > size
+    recompute = q.shape[1] > size
     for left in range(0, q.shape[1], size):
         piece = [x[:, :, left : left + size] for x in by_head]
         arguments = (*piece, gates.ridge, state.anchor, key_key, value_key)
         if recompute:  # a chunk's C systems of K x K are not kept for the backward pass
-            y, key_key, value_key = checkpoint(_chunk, *arguments, use_reentrant=False, preserve_rng_state=False)
+            y, key_key, value_key = again(_chunk, *arguments)
         else:
             y, key_key, value_key = _chunk(*arguments)
         outputs.append(y)

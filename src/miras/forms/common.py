@@ -101,7 +101,9 @@ def _in_a_chunk(state: State) -> State:
     if state.chunk is not None:
         return state
     start = as_tuple(state.weights)
-    return state._replace(chunk=Progress(start, *unmoved(start), torch.zeros(start[0].shape[0], dtype=torch.long)))
+    return state._replace(
+        chunk=Progress(start, *unmoved(start), torch.zeros(start[0].shape[0], dtype=torch.long, device="cpu"))
+    )
 
 
 def unmoved(start: Weights) -> tuple[Weights, Weights, Weights]:

@@ -10,9 +10,9 @@ from collections.abc import Callable
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.utils.checkpoint import checkpoint
 
 from ..nn import Packing
+from ..torch_modes import again
 from ..types import IGNORED
 
 
@@ -32,7 +32,7 @@ def chunked_cross_entropy(
 ) -> Tensor:
     """-log p(label), the mean over tokens that have one (or the sum over ``items``); hidden ``[N,C]``, labels ``[N]``.
 
-    ``head`` gives logits. Those of ``size`` tokens are made at a time, and made again in the backward pass.
+    ``head`` gives logits. Those of ``size`` tokens are made at a time, and made again in the backward pass; all once for 0.
     """
 
     def stretch(hidden: Tensor, labels: Tensor) -> Tensor:
@@ -40,15 +40,11 @@ def chunked_cross_entropy(
         logits = logits if logits.dtype == torch.float64 else logits.float()
         return F.cross_entropy(logits, labels.to(logits.device), reduction="sum", ignore_index=IGNORED)
 
-    def kept(hidden: Tensor, labels: Tensor) -> Tensor:
-        if not torch.is_grad_enabled():
-            return stretch(hidden, labels)
-        loss: Tensor = checkpoint(stretch, hidden, labels, use_reentrant=False, preserve_rng_state=False)
-        return loss
-
-    size = size or max(len(labels), 1)
-    parts = [kept(*pair) for pair in zip(torch.split(hidden, size), torch.split(labels, size), strict=True)]
-    total = torch.stack(parts).sum()
+    if size == 0:
+        total = stretch(hidden, labels)
+    else:
+        pairs = zip(torch.split(hidden, size), torch.split(labels, size), strict=True)
+        total = torch.stack([again(stretch, *pair) for pair in pairs]).sum()
     if items is None:
         items = (labels != IGNORED).sum().clamp_min(1)
     return total / (items.to(total.device) if isinstance(items, Tensor) else items)

@@ -11,6 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ..torch_modes import uncast
+
 EPS = 1e-6
 # numbers from which on a fused pass is taken: below, launching a kernel of ours costs more than torch's passes
 LARGE = 2**18
@@ -35,7 +37,7 @@ def unit_length(x: Tensor) -> Tensor:
 
 def unit_rms(x: Tensor, eps: float) -> Tensor:
     """x / sqrt(mean x^2 + eps), in the dtype of x: autocast would make it float32 on a GPU, and keys unlike their values."""
-    with torch.autocast(x.device.type, enabled=False):
+    with uncast(x.device):
         scaled: Tensor = F.rms_norm(x, (x.shape[-1],), eps=eps)
     return scaled
 

@@ -11,29 +11,25 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ..torch_modes import multiplied_in, uncast
 from .functional import worth_fusing
 from .joined import untouched
 
 OUTPUT_GATES: dict[str, Callable[[Tensor], Tensor]] = {"silu": F.silu, "sigmoid": torch.sigmoid}
 
 
-def multiplied_in(kind: str, dtype: torch.dtype) -> torch.dtype:
-    """The dtype itself, but for float32, under autocast of a kind of device, what autocast multiplies in.
+def rms_norm(x: Tensor, gain: Tensor, eps: float) -> Tensor:
+    """gain * x / sqrt(mean x^2 + eps) over the last axis, ``[...,D]``, in the dtype that it is multiplied in.
 
     The projections behind a norm, of which a layer has up to eight, would otherwise each make a copy of their own.
     """
-    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) and dtype == torch.float32 else dtype
-
-
-def rms_norm(x: Tensor, gain: Tensor, eps: float) -> Tensor:
-    """gain * x / sqrt(mean x^2 + eps) over the last axis, ``[...,D]``, in the dtype that it is multiplied in."""
-    to = multiplied_in(x.device.type, x.dtype)
+    to = multiplied_in(x.device, x.dtype)
     if worth_fusing(x):
         from ..kernels import norm
 
         if norm.takes(x, gain):
             return norm.rms_norm(x.contiguous(), gain, eps, to)
-    with torch.autocast(x.device.type, enabled=False):
+    with uncast(x.device):
         return F.rms_norm(x, gain.shape, weight=gain.to(x.dtype), eps=eps).to(to)
 
 
@@ -70,7 +66,7 @@ class ResidualNorm(Gained):
 
             if residual.takes(x, branch, self.weight):
                 added = x.dtype if branch is None else torch.promote_types(x.dtype, branch.dtype)
-                to = multiplied_in(x.device.type, added)
+                to = multiplied_in(x.device, added)
                 return residual.residual(x.contiguous(), branch, self.weight, self.eps, to)
         x = x if branch is None else x + branch
         return x, rms_norm(x, self.weight, self.eps)

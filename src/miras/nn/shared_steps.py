@@ -21,6 +21,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ..torch_modes import uncast
 from .functional import worth_fusing
 from .packing import Places
 
@@ -67,7 +68,7 @@ def shared(pairs: Recent, over: Sum, lead: int) -> Tensor:
 
         if shared_steps.takes(keys, steps, width):
             return shared_steps.shared_steps(keys, steps, *over, lead)
-    with torch.autocast(keys.device.type, enabled=False):
+    with uncast(keys.device):
         if keys.shape[1] == lead + 1 and lead == width:
             # one token, as in decoding: a sum instead of products of blocks
             alike = (keys[:, -1:].to(steps.dtype) * keys).sum(-1, keepdim=True).square()
