@@ -198,7 +198,7 @@ def test_the_cache_can_be_reordered_selected_repeated_and_reset():
     close(model(step, past_key_values=cache).logits, model(torch.cat([ids[[1, 1]], step], 1)).logits[:, -1:])
     assert cache.batch_size == 2 and cache.get_seq_length() == 7 and cache.layers[0].get_max_length() == -1
     cache.reset()
-    assert cache.states is None and cache.get_seq_length() == 0
+    assert cache.states is None and cache.get_seq_length() == 0 and cache.model is None
     close(model(ids, past_key_values=cache).logits, model(ids).logits)
 
 

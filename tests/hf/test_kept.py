@@ -1,6 +1,7 @@
 """Memory that can be kept: what was read, saved and loaded goes on as if nothing had happened, and nowhere else."""
 
 import copy
+import dataclasses
 import json
 
 import pytest
@@ -210,6 +211,29 @@ def test_another_model_refuses_it(kept, name, changes, words):
     assert "was made by another model" in str(error.value) and "\n" not in str(error.value)
 
 
+def test_a_chunk_size_may_be_spelled_out_or_not(kept):
+    """Where it holds is what counts, in files of before too."""
+    model, path = kept
+    spec = dataclasses.replace(model.config.memory, chunk_size=CHUNK)
+    named = build("yaad", torch.float32, spec=spec, chunk_size=None)
+    assert torch.equal(continued(KeptMemory.load(path, named)), continued(KeptMemory.load(path, model)))
+    named.read(tokens(9)).save(path)
+    KeptMemory.load(path, model)
+    with safe_open(path, "pt") as file:
+        header = file.metadata()
+    before = json.loads(header["model"]) | {"spec": spec.to_dict() | {"name": ""}, "chunk_size": None}
+    save_file(load(path.read_bytes()), path, header | {"model": json.dumps(before)})
+    KeptMemory.load(path, model)
+    with pytest.raises(ValueError, match=f"made by another model: chunk_size is {CHUNK} there, 8 here$"):
+        KeptMemory.load(path, build("yaad", torch.float32, spec=spec, chunk_size=8))
+
+
+def test_a_memory_goes_on_in_its_model_alone():
+    memory = build("moneta").read(tokens(9))
+    with pytest.raises(ValueError, match=r"past_key_values was made by another model: spec is MLP \+ Lp"):
+        build("yaad").generate(**memory.inputs(), **GREEDY)
+
+
 def test_other_weights_refuse_it_and_other_names_do_not(kept):
     model, path = kept
     model.config.label, model.config.loss_chunk = "another name", 7
@@ -312,7 +336,7 @@ def test_what_goes_on_is_tokens_and_what_comes_back_is_whole():
         model.read({"input_ids": [1]})
     with pytest.raises(ValueError, match="generate returned a Tensor: give it return_dict_in_generate=True"):
         memory.after(model.generate(**memory.inputs(), **GREEDY))
-    with pytest.raises(ValueError, match="several answers of a kept memory need as many rows of ids"):
+    with pytest.raises(ValueError, match=r"batch_repeat_interleave\(n\) makes n of each row"):
         model.generate(**memory.inputs(), max_new_tokens=2, num_beams=2, eos_token_id=None)
 
 

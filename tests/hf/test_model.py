@@ -347,7 +347,15 @@ CASES = {
     ),
     "cache of other rows": (
         lambda m: m(tokens(1, 3), past_key_values=m(tokens(2, 3), use_cache=True).past_key_values),
-        "past_key_values holds 2 rows, the input has 1",
+        r"past_key_values holds 2 rows, the input has 1: its batch_repeat_interleave\(n\) makes n of each row",
+    ),
+    "cache of another memory": (
+        lambda m: m(tokens(1, 3), past_key_values=build("memora")(tokens(1, 3), use_cache=True).past_key_values),
+        r"past_key_values was made by another model: spec is MLP \+ L2 \+ KL.* there, MLP \+ Huber .* here$",
+    ),
+    "cache of other chunks": (
+        lambda m: m(tokens(1, 3), past_key_values=build("yaad", chunk_size=8)(tokens(1, 3), use_cache=True).past_key_values),
+        "past_key_values was made by another model: chunk_size is 8 there, 4 here$",
     ),
     "start inside": (
         lambda m: m(

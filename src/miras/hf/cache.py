@@ -15,6 +15,8 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 
 from ..nn.block import BlockState
 from ..types import require
+from .configuration import MirasConfig
+from .memory_file import differences, identity
 
 
 class MirasCacheLayer(CacheLayerMixin):
@@ -107,13 +109,14 @@ class MirasCache(Cache):
     """One :class:`MirasCacheLayer` a block. Its size does not depend on how much it has read (but for ``transformer``).
 
     ``done`` ``[B]`` are the rows that ``generate`` has ended, ``over`` those of them whose last token is padding already;
-    None where it has ended none.
+    None where it has ended none. ``model`` is the configuration of the model whose cache it is, None before the first token.
     """
 
     layers: list[MirasCacheLayer]
 
     def __init__(self, blocks: int) -> None:
         super().__init__(layers=[MirasCacheLayer() for _ in range(blocks)])
+        self.model: MirasConfig | None = None
         self.begin()
 
     def begin(self) -> None:
@@ -124,6 +127,12 @@ class MirasCache(Cache):
     def end(self, rows: Tensor) -> None:
         """Rows ``[B]`` end with the token just written."""
         self.over, self.done = self.done, rows if self.done is None else self.done | rows
+
+    def reset(self) -> None:
+        """Back to before the first token, of whatever model."""
+        super().reset()
+        self.model = None
+        self.begin()
 
     @property
     def batch_size(self) -> int:
@@ -147,14 +156,20 @@ def tensors(state: BlockState | None) -> list[Tensor]:
     return [x for x in pytree.tree_leaves(state) if isinstance(x, torch.Tensor)]
 
 
-def check_cache(cache: object, blocks: int, batch: int) -> MirasCache:
-    """The cache, refused unless it is one of this model and batch."""
+def check_cache(cache: object, config: MirasConfig, blocks: int, batch: int) -> MirasCache:
+    """The cache, refused unless it is one of this model and batch; one of no model yet becomes this one's."""
     require(isinstance(cache, MirasCache), f"past_key_values must be a MirasCache, got {type(cache).__name__}")
     assert isinstance(cache, MirasCache)
     require(len(cache.layers) == blocks, f"past_key_values has {len(cache.layers)} blocks, the model has {blocks}")
+    if cache.model is not config:
+        # states of two memories may have the same shapes
+        other = "" if cache.model is None else differences(identity(cache.model), identity(config))
+        require(not other, f"past_key_values was made by another model: {other}")
+        cache.model = config
     rows = cache.batch_size
     require(
         rows in (-1, batch),
-        f"past_key_values holds {rows} rows, the input has {batch}: several answers of a kept memory need as many rows of ids",
+        f"past_key_values holds {rows} rows, the input has {batch}: its batch_repeat_interleave(n) makes n of each row, its "
+        "batch_select_indices(rows) keeps some",
     )
     return cache

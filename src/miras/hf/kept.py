@@ -51,6 +51,7 @@ class KeptMemory(NamedTuple):
     def cache(self) -> MirasCache:
         """A cache that goes on from here. To transformers it counts as no columns, so no mask has to cover what was read."""
         cache = MirasCache(len(self.states))
+        cache.model = self.model.config
         for layer, state in zip(cache.layers, self.states, strict=True):
             layer.advance(state, 0)
         return cache

@@ -92,7 +92,7 @@ class Header(NamedTuple):
         """The header as safetensors keeps it."""
         readable = {
             "architecture": "MirasForCausalLM",
-            "chunk_size": str(self.model["chunk_size"] or self.model["spec"]["chunk_size"]),
+            "chunk_size": str(self.model["chunk_size"]),
             "model_hash": self.model_hash,
         }
         return {"format": FORMAT, **readable, **{name: json.dumps(value) for name, value in self._asdict().items()}}
@@ -113,11 +113,22 @@ def says_memory(metadata: dict[str, str]) -> bool:
 
 
 def identity(config: MirasConfig) -> dict[str, Any]:
-    """The fields of a configuration that a state depends on; a spec's name is for people and left out."""
-    values = {name: getattr(config, name) for name in IDENTITY}
-    values["spec"] = {**values["spec"], "name": ""}
-    plain: dict[str, Any] = json.loads(json.dumps(values))
-    return plain
+    """The fields of a configuration that a state depends on."""
+    plain: dict[str, Any] = json.loads(json.dumps({name: getattr(config, name) for name in IDENTITY}))
+    return resolved(plain)
+
+
+def resolved(fields: dict[str, Any]) -> dict[str, Any]:
+    """The chunk size that holds, wherever it is given; a spec's name is for people and left out."""
+    spec = {**fields["spec"], "name": ""}
+    own = spec.pop("chunk_size", None)
+    return {**fields, "spec": spec, "chunk_size": fields["chunk_size"] or own}
+
+
+def differences(there: dict[str, Any], here: dict[str, Any]) -> str:
+    """In which fields another model differs from this one, "" where in none."""
+    other = [name for name in IDENTITY if there.get(name) != here[name]]
+    return ", ".join(f"{name} is {_shown(there.get(name))} there, {_shown(here[name])} here" for name in other)
 
 
 def digest(model: MirasForCausalLM) -> str:
@@ -148,10 +159,9 @@ def fingerprint(tensors: dict[str, Tensor]) -> str:
 
 def check_model(header: Header, model: MirasForCausalLM, path: Path) -> None:
     """Refuse a memory of another model, in one line that says what differs."""
-    here = identity(model.config)
-    other = [name for name in IDENTITY if header.model.get(name) != here[name]]
-    told = ", ".join(f"{name} is {_shown(header.model.get(name))} there, {_shown(here[name])} here" for name in other)
-    require(not other, f"{path} was made by another model: {told}")
+    # a file of before holds the fields as they were given
+    other = differences(resolved(header.model), identity(model.config))
+    require(not other, f"{path} was made by another model: {other}")
     weights = digest(model)
     same = not header.weights or not weights or header.weights == weights
     require(same, f"{path} was made by another model: its configuration is this model's, but its weights are not")

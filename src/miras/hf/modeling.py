@@ -176,11 +176,12 @@ class MirasModel(MirasPreTrainedModel):
 
     def _cache(self, past: MirasCache | None, use_cache: bool | None, batch: int) -> MirasCache | None:
         """The cache that was given, or an empty one where one is wanted; recomputed blocks keep none."""
-        if past is not None:
-            return check_cache(past, len(self.layers), batch)
         wanted = self.config.use_cache if use_cache is None else use_cache
         recomputed = self.gradient_checkpointing and self.training
-        return MirasCache(len(self.layers)) if wanted and not recomputed else None
+        if past is None and (not wanted or recomputed):
+            return None
+        cache = MirasCache(len(self.layers)) if past is None else past
+        return check_cache(cache, self.config, len(self.layers), batch)
 
     def _blocks(self, x: Tensor, cache: MirasCache | None, packing: Packing | None, every: bool) -> tuple[Tensor, ...]:
         """The last block's output, normalised, ``[B,T,C]``; before it, where ``every`` is asked for, each block's input."""
