@@ -11,7 +11,7 @@ from miras import Spec, algorithm, bias, memorize, memory, presets, retention
 from miras.forms.chunk import family
 from miras.inspector import walk
 from miras.nn import MirasLayer
-from miras.types import Gates
+from miras.types import Gate, Gates, Held, Rule
 
 CHUNK = 4
 TIME = 2 * CHUNK + 3
@@ -196,6 +196,82 @@ def test_a_chunk_of_one_token_has_the_recurrence_s_surprise():
         weights = [w[0] for w in state.weights]
         e = predict(layer.spec, weights, prepared.k[0, t], layer.memory.norm()) - prepared.v[0, t]
         assert torch.allclose(trace.error[:, t], e.norm(dim=-1))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Thirds(algorithm.Descent):
+    """An algorithm of a user's own, which only the recurrent form can run."""
+
+    n: int = 1
+
+    @property
+    def pairs(self):
+        return self.n
+
+    @property
+    def gates(self):
+        return (Gate("eta", "value"),)
+
+    def move(self, momentum, step, mu):
+        return None, step / 3
+
+    def rule(self, gradient, rate, place):
+        return None, Rule("g/3", "g/3")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Ahead(retention.Retention):
+    """A retention of a user's own, whose surprise is measured at a place of its own: twice the weights."""
+
+    @property
+    def gates(self):
+        return (Gate("log_alpha", "value"),)
+
+    def probe(self, held, log_decay, anchor):
+        return 2 * log_decay.exp() * held.weight
+
+    def step(self, held, log_decay, update, threshold, anchor):
+        weight = log_decay.exp() * held.weight - update
+        return Held(weight, weight)
+
+    def rule(self, update):
+        return Rule("W", "W")
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        dataclasses.replace(presets.yaad(), algorithm=Thirds(), name=""),
+        dataclasses.replace(presets.yaad(), retention=Ahead(), name=""),
+    ],
+)
+def test_parts_that_only_the_recurrent_form_runs_are_followed_token_by_token(spec):
+    layer, x = build(spec, chunk=None)
+    prepared, trace = layer.prepare(x), walk(layer, x)
+    with torch.no_grad():
+        y, _ = layer.remember(prepared)
+    assert torch.allclose(trace.y, y, rtol=1e-12) and trace.ends == [0, TIME]
+    for t in range(TIME):
+        cut = Gates(**{n: g[:, :t] for n, g in prepared.gates._asdict().items() if g is not None})
+        given = prepared.q[:, :t], prepared.k[:, :t], prepared.v[:, :t], cut
+        _, state = memorize(spec, *given, weights=layer.memory.start(), norm=layer.memory.norm(), form="recurrent")
+        weights = [w[0] for w in state.weights]
+        if isinstance(spec.retention, Ahead):
+            kept = prepared.gates.log_alpha[0, t].exp()
+            weights = [2 * kept[:, :, None] * weights[0], 2 * kept[:, None, :] * weights[1]]
+        weights = [w.detach().requires_grad_() for w in weights]
+        prediction = predict(spec, weights, prepared.k[0, t], layer.memory.norm())
+        e = prediction.detach() - prepared.v[0, t]
+        g = spec.bias.gradient(prediction.detach(), prepared.v[0, t].detach(), prepared.gates.delta[0, t].detach())
+        grads = torch.autograd.grad((prediction * g).sum(), weights)
+        assert torch.allclose(trace.error[:, t], e.norm(dim=-1))
+        assert torch.allclose(trace.surprise[:, t], sum(g.flatten(1).square().sum(1) for g in grads).sqrt())
+
+
+def test_several_pairs_of_ones_own_are_refused():
+    spec = dataclasses.replace(presets.yaad(), algorithm=Thirds(n=2), name="")
+    with pytest.raises(ValueError, match=r"Thirds\(n=2\) takes 2 pairs a token in a way of its own, which cannot be followed"):
+        walk(*build(spec, chunk=None))
 
 
 def test_clipped_coordinates_are_counted():

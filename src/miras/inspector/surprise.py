@@ -11,13 +11,19 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from ..algorithm import Descent
 from ..bias import DotProduct, Huber
-from ..forms.chunk import family
-from ..forms.common import as_tuple, decays, per_head, split, spread
+from ..forms.chunk import family, no_chunks
+from ..forms.common import as_tuple, decays, held_of, none_for, per_head, split, spread
 from ..forms.recurrent import surprise as gradient_of
 from ..retention import L2
 from ..spec import Spec
 from ..types import Gates, Held, NewtonState, Norm, State, Weights
+
+
+def way(spec: Spec) -> str:
+    """How a layer runs a spec: the chunk form's family, or "own" where the recurrent form alone knows how."""
+    return "own" if no_chunks(spec) is not None else family(spec)
 
 
 class Pairs(NamedTuple):
@@ -60,7 +66,7 @@ def surprise(spec: Spec, pairs: Pairs, norm: Norm | None, state: State | NewtonS
     if spec.memory.linear and isinstance(spec.bias, DotProduct):
         size = _size(spec, pairs.v.transpose(1, 2), pairs.k.transpose(1, 2))
         return Surprise(_together(size, pairs.each), None, None)
-    if pairs.each > 1 and family(spec) == "delta":
+    if pairs.each > 1 and way(spec) == "delta":
         return _pair_by_pair(spec, pairs, norm, state)
     found = [_at(spec, weights, pairs.cut(left, right), norm) for left, right, weights in _places(spec, pairs, state)]
     columns = zip(*found, strict=True)
@@ -72,11 +78,15 @@ def surprise(spec: Spec, pairs: Pairs, norm: Norm | None, state: State | NewtonS
 def _places(spec: Spec, pairs: Pairs, state: State | NewtonState) -> Iterator[tuple[int, int, Weights]]:
     """Stretches of tokens and the weights at which their gradients are taken.
 
-    All at the chunk's start, but for ``L2(at="decayed")``: token t's are at b_t W, b_t the decay since then.
+    All at the chunk's start, but for ``L2(at="decayed")``: token t's are at b_t W, b_t the decay since then. Parts of a
+    user's own are asked for the place of the one token.
     """
     time = pairs.v.shape[1] // pairs.each
     if isinstance(state, NewtonState):
         yield 0, time, (state.weights,)
+        return
+    if way(spec) == "own":
+        yield 0, time, _probed(spec, pairs, state)
         return
     start = as_tuple(state.weights) if state.chunk is None else state.chunk.start
     log_alpha = pairs.gates.log_alpha
@@ -91,6 +101,17 @@ def _places(spec: Spec, pairs: Pairs, state: State | NewtonState) -> Iterator[tu
         kept = decays(spec, total, t)
         assert kept is not None
         yield t, t + 1, tuple(spec.retention.probe(*each) for each in zip(held, kept, anchor, strict=True))
+
+
+def _probed(spec: Spec, pairs: Pairs, state: State) -> Weights:
+    """The weights at which one token takes its gradient, as the recurrent form asks its retention."""
+    algorithm, retention, held, k = spec.algorithm, spec.retention, held_of(state), pairs.k[:, 0]
+    assert isinstance(algorithm, Descent) and pairs.gates.eta is not None
+    eta = algorithm.rate(pairs.gates.eta[:, 0], spec.memory.curvature(k) if spec.memory.linear else None)
+    kept = decays(spec, pairs.gates, 0) or none_for(held)
+    rates = [retention.rates(spread(side, eta), decay) for side, decay in zip(spec.memory.sides, kept, strict=True)]
+    anchor = state.anchor or none_for(held)
+    return tuple(retention.probe(h, r.log_decay, a) for h, r, a in zip(held, rates, anchor, strict=True))
 
 
 def _at(spec: Spec, weights: Weights, pairs: Pairs, norm: Norm | None) -> tuple[Tensor, Tensor, Tensor | None]:

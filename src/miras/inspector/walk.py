@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from .. import checks
-from ..forms.chunk import family
 from ..forms.common import as_tuple, split
 from ..memorize import tied_key
 from ..nn import MirasLayer, MirasState
@@ -20,7 +19,7 @@ from ..nn.layer import Prepared
 from ..retention import ElasticNet, ElasticNetFTRL
 from ..spec import Spec
 from ..types import AnyState, CacheState, Gates, Norm, require
-from .surprise import Pairs, Surprise, surprise
+from .surprise import Pairs, Surprise, surprise, way
 
 
 class Band(NamedTuple):
@@ -61,7 +60,8 @@ def walk(layer: MirasLayer, x: Tensor, advance: Callable[[int], None] = lambda t
     """Read x ``[1,T,C]`` chunk by chunk and note what the memory does; ``advance`` hears of every token read.
 
     The surprise is the one that the layer itself learns by. Where its chunk form is approximate, a chunk's gradients are taken
-    at the chunk's start; where it is exact, at the state of the token before, so such a memory is read token by token.
+    at the chunk's start; where it is exact, or where there is none, at the state of the token before, so such a memory is read
+    token by token.
 
     >>> import torch
     >>> from miras.nn import MirasLayer
@@ -70,6 +70,8 @@ def walk(layer: MirasLayer, x: Tensor, advance: Callable[[int], None] = lambda t
     """
     require(x.dim() == 3 and x.shape[0] == 1 and x.shape[1] > 0, f"x must be [1,T,C] with T >= 1, got {list(x.shape)}")
     spec, time = layer.spec, x.shape[1]
+    followed = layer.pairs == 1 or way(spec) != "own"
+    require(followed, f"{spec.algorithm.label} takes {layer.pairs} pairs a token in a way of its own, which cannot be followed")
     size = _tokens_of_a_chunk(layer)
     prepared = layer.prepare(x)
     pairs, norm = _as_memorised(layer, prepared)
@@ -104,7 +106,7 @@ def walk(layer: MirasLayer, x: Tensor, advance: Callable[[int], None] = lambda t
 def _tokens_of_a_chunk(layer: MirasLayer) -> int:
     """How many tokens a chunk has; where the chunk form is approximate it counts pairs."""
     size = layer.spec.chunk_size if layer.chunk_size is None else layer.chunk_size
-    if layer.pairs == 1 or family(layer.spec) != "scan":
+    if layer.pairs == 1 or way(layer.spec) != "scan":
         return size
     whole = size % layer.pairs == 0
     require(whole, f"a chunk of {size} pairs ends inside a token of {layer.pairs}: take a chunk_size that is a multiple of it")
@@ -113,7 +115,7 @@ def _tokens_of_a_chunk(layer: MirasLayer) -> int:
 
 def _stretches(spec: Spec, size: int, time: int) -> Iterator[tuple[int, int]]:
     """Stretches of tokens whose gradients are all taken at one state; no stretch goes beyond a chunk's end."""
-    if family(spec) in ("delta", "newton"):
+    if way(spec) in ("delta", "newton", "own"):
         yield from ((t, t + 1) for t in range(time))
         return
     for left in range(0, time, size):
