@@ -2,6 +2,7 @@
 
 import copy
 import itertools
+import warnings
 
 import pytest
 import torch
@@ -224,6 +225,25 @@ def test_the_loss_is_torchs_and_its_logits_are_not_kept():
     close(model(ids, shift_labels=shifted).loss, want)
     model.config.loss_chunk = 0
     assert model(ids, labels=labels).logits.shape == (2, 9, 40)
+
+
+def test_padding_on_the_left_is_told_once_where_labels_are_counted():
+    """By whoever counts: first tokens among them, which no loss stands for."""
+    left, right = torch.ones(2, 2, 5, dtype=torch.long)
+    left[0, :2], right[0, 3:] = 0, 0
+    ids = tokens(2, 5)
+
+    def told(*masks, **given):
+        model = build("yaad")
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            for mask in masks:
+                model(ids, labels=ids, attention_mask=mask, **given)
+        return [str(one.message) for one in caught]
+
+    said = told(torch.ones_like(ids), left, left, num_items_in_batch=7)
+    assert len(said) == 1 and 'tokenizer.padding_side = "right"' in said[0]
+    assert told(left) == [] and told(right, right, num_items_in_batch=7) == []
 
 
 def test_the_chunked_loss_keeps_few_logits():

@@ -5,6 +5,7 @@ B batch, T time, N tokens, C channels
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 
 import torch
@@ -25,6 +26,18 @@ def next_labels(labels: Tensor, packing: Packing | None = None) -> Tensor:
     own = labels.flatten()[where].index_fill(0, bounds[:-1][bounds.diff() > 0], IGNORED)
     following = F.pad(own, (0, 1), value=IGNORED)[1:]
     return torch.full_like(labels, IGNORED).flatten().index_put((where,), following).reshape(labels.shape)
+
+
+def check_side(mask: Tensor) -> bool:
+    """Whether a mask ``[B,T]`` has padding; a warning where a row begins with it: a Trainer counts its first token too."""
+    padded = mask == 0
+    if bool(padded[:, :1].any()):
+        warnings.warn(
+            "a row begins with padding: num_items_in_batch then counts first tokens, which no loss stands for, and the loss "
+            'comes out too small; pad on the right, tokenizer.padding_side = "right"',
+            stacklevel=2,
+        )
+    return bool(padded.any())
 
 
 def chunked_cross_entropy(

@@ -32,7 +32,7 @@ from .generation import MirasGenerationMixin
 from .kept import KeptMemory, read
 from .layout import packing_of
 from .loading import whole
-from .loss import chunked_cross_entropy, next_labels
+from .loss import check_side, chunked_cross_entropy, next_labels
 from .saving import save_with_card
 
 OWN_START = (Gained, ShortConvolution, TokenShift, Gate, Ridge, InitialMemory, Extras)
@@ -221,6 +221,7 @@ class MirasForCausalLM(MirasPreTrainedModel, MirasGenerationMixin):
         super().__init__(config)
         self.model = MirasModel(config)
         self.vocab_size = config.vocab_size
+        self._side_known = False
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
         self.post_init()
 
@@ -275,6 +276,10 @@ class MirasForCausalLM(MirasPreTrainedModel, MirasGenerationMixin):
             require(labels.shape == hidden.shape[:2], f"labels must be {list(hidden.shape[:2])}, got {list(labels.shape)}")
             packing = packing_of(labels.shape[0], labels.shape[1], attention_mask, position_ids, cu_seqlens)
             shift_labels = next_labels(labels, packing)
+            counted = num_items_in_batch is not None and packing is not None and attention_mask is not None
+            if counted and not self._side_known:
+                # a tokenizer pads on one side: the first batch with padding tells, and a GPU is not waited for again
+                self._side_known = check_side(attention_mask[:, -labels.shape[1] :])
         if shift_labels is not None:
             loss = self._loss(hidden, shift_labels, num_items_in_batch)
         if loss is None or not self.training or self.config.loss_chunk == 0:
