@@ -33,6 +33,12 @@ def test_jsonl(tmp_path, name):
     assert read(path)[0] == TEXTS
 
 
+@pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz"])
+def test_a_byte_order_mark_is_no_part_of_the_first_line(tmp_path, name):
+    path = write(tmp_path / name, ["\ufeff", *(json.dumps({"text": text}) + "\n" for text in TEXTS)])
+    assert read(path)[0] == TEXTS
+
+
 def test_parquet(tmp_path):
     pyarrow.parquet.write_table(pyarrow.table({"text": TEXTS, "other": list(range(40))}), tmp_path / "a.parquet")
     assert read(tmp_path / "a.parquet")[0] == TEXTS

@@ -19,6 +19,13 @@ def data(tmp_path):
     return questions.write(tmp_path / "data", questions.TEXTS)
 
 
+def test_a_byte_order_mark_is_no_part_of_the_first_question(data):
+    path = data / "piqa.jsonl"
+    before = items_of(TASKS["piqa"], data)
+    path.write_text("\ufeff" + path.read_text(encoding="utf-8"), encoding="utf-8")
+    assert items_of(TASKS["piqa"], data) == before
+
+
 def test_prompts(data):
     pairs = {name: items_of(task, data)[0].pairs for name, task in TASKS.items()}
     assert pairs["lambada"] == (("She put the key in the lock and opened the", " door"),)

@@ -51,6 +51,11 @@ def test_a_choice_may_be_called_none():
     assert model_changes(dataclasses.replace(bare, output_gate=None, convolution=None)) == {}
 
 
+@pytest.mark.parametrize("text", ["[p=2.8, link=exact]", "p=2.8,link=exact"])
+def test_a_list_may_be_written_as_in_a_file(text):
+    assert config("--model.choices", text).model.choices == ("p=2.8", "link=exact")
+
+
 WRONG = [
     (("--import", "mine"), r"--import stands before the command: miras --import MODULE train \.\.\."),
     (("yaad-tiny",), r"miras train takes options alone, got yaad-tiny: did you mean --model\.name yaad-tiny\?"),
@@ -66,7 +71,9 @@ WRONG = [
     (("--engine.compile", "perhaps"), r"--engine\.compile is true or false, got 'perhaps'"),
     (("--log.trackers", "paper"), r"log\.trackers: 'paper' is none of tensorboard, wandb, trackio"),
     (("--optim.warmup", "2"), r"optim\.warmup must lie between 0 and 1, got 2"),
-    (("--data.valid_share", "1"), r"data\.valid_share must lie between 0 and 1, got 1"),
+    (("--data.valid_share", "0"), r"data\.valid_share must lie strictly between 0 and 1, got 0"),
+    (("--optim.beta1", "-0.1"), r"optim\.beta1 must be 0 or more and less than 1, got -0\.1"),
+    (("--optim.beta2", "1"), r"optim\.beta2 must be 0 or more and less than 1, got 1"),
     (("--model.step_sum", "-1"), r"model\.step_sum must be >= 0, got -1"),
     (("--run.seed", "-1"), r"run\.seed must lie between 0 and 2\*\*32 - 1, got -1"),
     (("--config", "none.yaml"), r"no such configuration file: none\.yaml"),

@@ -22,6 +22,8 @@ Split = Literal["train", "valid"]
 BLOCK = 4_000_000
 OPENERS: dict[str, Callable[..., IO[Any]]] = {".xz": lzma.open, ".gz": gzip.open}
 KINDS = (".txt", ".jsonl", ".parquet")
+# of JSON lines: a byte order mark in front of them is no part of the first
+LINES = "utf-8-sig"
 
 
 class Piece(NamedTuple):
@@ -171,9 +173,9 @@ def listing(path: Path) -> tuple[list[Path], list[Path]]:
     return files, [file for file in found if not kind_of(file)]
 
 
-def opened(path: Path) -> IO[str]:
+def opened(path: Path, encoding: str = "utf-8") -> IO[str]:
     """A text file, unpacked where it is packed, its line ends left as they are."""
-    handle: IO[str] = OPENERS.get(path.suffix, open)(path, "rt", encoding="utf-8", newline="")
+    handle: IO[str] = OPENERS.get(path.suffix, open)(path, "rt", encoding=encoding, newline="")
     return handle
 
 
@@ -199,7 +201,7 @@ def json_lines(path: Path, field: str, complaints: Complaints) -> Iterator[tuple
     """(line number, text) of every line of a .jsonl file, blank ones aside."""
     number = 0
     try:
-        with opened(path) as handle:
+        with opened(path, LINES) as handle:
             for number, line in enumerate(handle, 1):
                 if not line.strip():
                     continue
@@ -292,7 +294,7 @@ def source_of(
     """The source of a path: a file, a folder, a dataset's name, or, where None, the embedded corpus."""
     from .embedded import Embedded
 
-    require(0 < valid_share < 1, f"data.valid_share must lie between 0 and 1, got {valid_share}")
+    require(0 < valid_share < 1, f"data.valid_share must lie strictly between 0 and 1, got {valid_share}")
     if path is None:
         return Embedded()
     local = Path(path).expanduser()

@@ -8,7 +8,7 @@ import zlib
 from pathlib import Path
 from typing import Any
 
-from ..data.sources import opened
+from ..data.sources import LINES, opened
 from ..types import is_text, require
 from .tasks import Item, Task
 
@@ -22,7 +22,7 @@ def items_of(task: Task, folder: Path, limit: int | None = None) -> tuple[Item, 
     path = file_of(task, folder)
     items: list[Item] = []
     try:
-        with opened(path) as handle:
+        with opened(path, LINES) as handle:
             for number, line in enumerate(handle, 1):
                 if line.strip() and (limit is None or len(items) < limit):
                     items.append(_item(task, line, f"{path}, line {number}"))

@@ -63,7 +63,7 @@ class DataConfig:
     def __post_init__(self) -> None:
         positive("data", length=self.length, batch=self.batch, max_tokens=self.max_tokens)
         at_least_zero("data", workers=self.workers)
-        require(0 < self.valid_share < 1, f"data.valid_share must lie between 0 and 1, got {self.valid_share}")
+        require(0 < self.valid_share < 1, f"data.valid_share must lie strictly between 0 and 1, got {self.valid_share}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,9 +86,12 @@ class OptimConfig:
     def __post_init__(self) -> None:
         positive("optim", steps=self.steps, tokens=self.tokens, lr=self.lr, eps=self.eps, clip=self.clip)
         at_least_zero("optim", weight_decay=self.weight_decay)
-        for name in ("warmup", "final", "beta1", "beta2"):
+        for name in ("warmup", "final"):
             value = getattr(self, name)
             require(0 <= value <= 1, f"optim.{name} must lie between 0 and 1, got {value}")
+        for name in ("beta1", "beta2"):
+            value = getattr(self, name)
+            require(0 <= value < 1, f"optim.{name} must be 0 or more and less than 1, got {value}")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -194,7 +194,9 @@ def as_type(value: Any, hint: Any) -> Any:
         require(value in get_args(hint), "")
         return value
     if get_origin(hint) is tuple:
-        items = value.split(",") if isinstance(value, str) else value
+        # in brackets as a file has it, or without
+        bare = value[1:-1] if isinstance(value, str) and value[:1] == "[" and value[-1:] == "]" else value
+        items = bare.split(",") if isinstance(bare, str) else bare
         require(isinstance(items, list | tuple) and all(isinstance(item, str) for item in items), "")
         return tuple(item.strip() for item in items if item.strip())
     if hint is bool:
