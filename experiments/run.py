@@ -85,6 +85,8 @@ def worker(given: argparse.Namespace) -> None:
     elif given.list:
         from miras.lab import results
 
+        # whoever reads the list may have read enough of it
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)
         found = results.rows(*bench.files(plan))
         for run in (run for run in plan.runs if chosen(run, given.only)):
             ready = with_rate(plan, run, bench)

@@ -2,6 +2,7 @@
 
 import functools
 import itertools
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -135,6 +136,14 @@ def test_models_that_are_compared_train_alike(name):
             for model, runs in itertools.groupby(sorted(own, key=lambda run: run.model), key=lambda run: run.model)
         }
         assert len({tuple(found) for found in rates.values()}) == 1, stage
+
+
+def test_a_list_may_be_read_in_part():
+    """Piped into head, say."""
+    command = [sys.executable, str(ROOT / "run.py"), "small", "--list"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as listed:
+        listed.stdout.close()
+        assert listed.stderr.read() == b"" and listed.wait() == -signal.SIGPIPE
 
 
 def test_hafiza_is_what_the_kept_results_call_an_anchored_ttt_linear():
