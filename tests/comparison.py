@@ -1,6 +1,9 @@
 """A call in float32 by the kernels against the chunk form in float64: values, states and every gradient."""
 
+from itertools import accumulate
+
 import torch
+from torch.utils import _pytree as pytree
 
 from devices import DEVICE
 from inputs import cut_gates, draw, leaves, relative
@@ -110,6 +113,46 @@ def carried_in(spec, first, size=16, **sizes):
         named = {f"{name}{i + 1}": x for name, pair in given.items() for i, x in enumerate(pair)}
         results.append(gradients({"y": y} | parts(end), named))
     same(results[1], results[0], 2e-5)
+
+
+def from_places(spec, read, lengths, monkeypatch, tolerance=5e-5, size=16):
+    """Sequences that go on from where they have ``read`` to, values, states and every gradient through both calls.
+
+    In one packed call and, where all are of one length, as rows of a batch; how many tokens of each the kernels took, or none.
+    Plain PyTorch in float32 is 2.3e-5 from float64 where KL is anchored.
+    """
+    from miras.kernels import mlp
+
+    taken, operator = [], mlp.operator
+    monkeypatch.setattr(mlp, "operator", lambda spec: lambda *given: taken.append(given[-1]) or operator(spec)(*given))
+    first, before = sum(read), torch.tensor([0, *accumulate(read)])
+    exact = on_device(tame(spec, B=1, T=first + sum(lengths), H=1, K=16))
+    for packs in (True, False) if len(set(lengths)) == 1 else (True,):
+        results = []
+        for dtype, backend in ((torch.float64, "torch"), (torch.float32, "triton")):
+            arguments = on_device(exact, dtype)
+            early, late = slice(first), slice(first, None)
+            *given, keywords = cut(arguments, early)
+            y, state = memorize(spec, *given, chunk_size=size, backend="torch", cu_seqlens=before, **keywords)
+            *given, _ = cut(arguments, late)
+            how = {"cu_seqlens": torch.tensor([0, *accumulate(lengths)])}
+            if not packs:
+                given, how = pytree.tree_map_only(torch.Tensor, lambda x: x.view(len(read), -1, *x.shape[2:]), given), {}
+            rest, end = memorize(spec, *given, chunk_size=size, backend=backend, state=state, norm=keywords["norm"], **how)
+            assert rest.shape == given[2].shape and rest.dtype == dtype
+            made = {"y": y, "rest": rest} | parts(end)
+            places = [] if end.chunk is None else end.chunk.position.tolist()
+            assert not any(places) or places == [(a + b) % size for a, b in zip(read, lengths, strict=True)]
+            results.append(made | gradients(made, leaves(*arguments)))
+        same(results[1], results[0], tolerance)
+    assert all(counts == taken[0] for counts in taken)
+    return taken[0] if taken else None
+
+
+def cut(arguments, tokens):
+    """Some of the tokens of a call in batches of 1, and what it starts from."""
+    q, k, v, gates, keywords = arguments
+    return (*(x[:, tokens] for x in (q, k, v)), cut_gates(gates, tokens, tokens), keywords)
 
 
 def by_either_way(module, layer, x, monkeypatch, cut=27, kept=lambda state: ()):

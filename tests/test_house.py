@@ -21,7 +21,7 @@ FLOORS = [
     {"state_checks"},
     {"forms", "kernels"},
     {"call"},
-    {"stretches"},
+    {"sequences", "stretches"},
     {"memorize"},
     {"explanation"},
     {"nn"},

@@ -5,7 +5,8 @@ B batch, T time, H heads, D channels
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -55,3 +56,20 @@ class Call(NamedTuple):
             self._replace(q=q, k=k, v=v, gates=Gates(ridge=self.gates.ridge, **{name: x[i] for name, x in gates.items()}))
             for i, (q, k, v) in enumerate(tokens)
         ]
+
+    def flat(self) -> Call:
+        """The tokens of all rows one behind the other, in a batch of 1."""
+        assert self.gates.ridge is None
+        return self._replace(**_tokens(lambda x: x.flatten(0, 1)[None], self))
+
+
+def behind(calls: Sequence[Call], state: AnyState) -> Call:
+    """The tokens of calls in batches of 1 one behind the other, from a state with a row for each."""
+    return calls[0]._replace(state=state, **_tokens(lambda *x: torch.cat(x, 1), *calls))
+
+
+def _tokens(change: Callable[..., Tensor], *calls: Call) -> dict[str, Any]:
+    """What ``change`` makes of the tokens and gates of calls."""
+    given = ({"q": call.q, "k": call.k, "v": call.v, "gates": call.gates} for call in calls)
+    made: dict[str, Any] = pytree.tree_map(lambda *x: None if x[0] is None else change(*x), *given)
+    return made

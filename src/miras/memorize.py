@@ -6,7 +6,6 @@ B batch, T time, H heads, K key channels, V value channels
 from __future__ import annotations
 
 import functools
-import itertools
 from collections.abc import Callable
 from importlib.util import find_spec
 from typing import Literal
@@ -19,14 +18,14 @@ from .algorithm import NonParametric
 from .bias import Huber
 from .call import Call
 from .forms.chunk import chunk
-from .forms.common import as_tuple, begin, row_of, rows_of, stacked
-from .forms.ragged import buckets, positions, unpacked, unpacked_gates
+from .forms.common import as_tuple, begin
 from .forms.recurrent import read, recurrent
 from .retention import Dual
+from .sequences import from_any_place, packed
 from .spec import Spec
 from .stretches import in_stretches
 from .torch_modes import uncast
-from .types import AnyState, Gates, Norm, State, Weights, require
+from .types import AnyState, Gates, State, Weights, require
 
 Form = Literal["chunk", "recurrent"]
 Backend = Literal["auto", "torch", "triton", "fla"]
@@ -133,7 +132,7 @@ def run_as(
 def plain(call: Call, form: Form, size: int, bounds: list[int] | None) -> tuple[Tensor, AnyState]:
     """A call in plain PyTorch."""
     if bounds is not None:
-        return packed(*call, bounds, form, size)
+        return packed(call, bounds, form, size)
     return recurrent(*call) if form == "recurrent" else chunk(*call, size)
 
 
@@ -194,9 +193,11 @@ def fused(call: Call, how: How, size: int, cu_seqlens: Tensor | None) -> tuple[T
         if decode.must_map(call.spec, call.state):
             return chunk(*call.to(torch.float32), size)
         return decode.run(*call[:6], call.state, size)
-    if cu_seqlens is not None:
-        return fused_packed(call, cu_seqlens.tolist(), size)
-    return fused_rows(call, size)
+    from .kernels.mlp import operator
+
+    rows, time = call.q.shape[:2]
+    bounds = [time * row for row in range(rows + 1)] if cu_seqlens is None else cu_seqlens.tolist()
+    return from_any_place(operator(call.spec), call, bounds, size)
 
 
 def kernels_refuse(
@@ -219,71 +220,10 @@ def kernels_refuse(
     return why_not(spec, device, dtype, channels, size, gates) or (None if named else by_name_alone(spec, device))
 
 
-def fused_packed(call: Call, bounds: list[int], size: int) -> tuple[Tensor, AnyState]:
-    """Packed sequences by the kernels; by plain PyTorch where one of them goes on in the middle of a chunk."""
-    from .kernels.mlp import operator
-
-    assert isinstance(call.state, State)
-    if call.state.chunk is not None and call.state.chunk.position.any():
-        return packed(*call.to(torch.float32), bounds, "chunk", size)
-    return operator(call.spec)(*call, size, [right - left for left, right in itertools.pairwise(bounds)])
-
-
-def fused_rows(call: Call, size: int) -> tuple[Tensor, AnyState]:
-    """Rows of one length by the kernels; what is left of a begun chunk before them by plain PyTorch."""
-    from .kernels.mlp import operator
-
-    state = call.state
-    assert isinstance(state, State)
-    begun = [0] if state.chunk is None else state.chunk.position.tolist()
-    if len(set(begun)) > 1:
-        return chunk(*call.to(torch.float32), size)
-    rows, time = call.q.shape[:2]
-    head = min(-begun[0] % size, time)
-    if head == 0:
-        return operator(call.spec)(*call, size, [time] * rows)
-    before, after = call.cut([head, time - head])
-    y, state = chunk(*before.to(torch.float32), size)
-    if head < time:
-        rest, state = operator(call.spec)(*after._replace(state=state), size, [time - head] * rows)
-        y = torch.cat([y.to(rest.dtype), rest], 1)
-    return y, state
-
-
 def tied_key(spec: Spec, gates: Gates) -> Tensor:
     """The key 1 - alpha of a tied retention."""
     assert spec.tied and gates.log_alpha is not None
     return -torch.expm1(gates.log_alpha)
-
-
-def packed(
-    spec: Spec,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    gates: Gates,
-    norm: Norm | None,
-    start: AnyState,
-    bounds: list[int],
-    form: Form,
-    size: int,
-) -> tuple[Tensor, AnyState]:
-    """The sequences of a packed batch, each from its own row of the state: in buckets of rows, or one by one."""
-    pairs = k.shape[1] // q.shape[1]
-    y = torch.zeros_like(v[:, : q.shape[1]])
-    ends: dict[int, AnyState] = {}
-    groups = buckets(bounds, size) if form == "chunk" else ([row] for row in range(len(bounds) - 1))
-    for rows in groups:
-        token, pair = positions(bounds, rows, 1, q.device), positions(bounds, rows, pairs, q.device)
-        own = rows_of(start, rows)
-        given = (unpacked(q, token), unpacked(k, pair), unpacked(v, pair), unpacked_gates(gates, token, pair), norm, own)
-        if form == "recurrent":
-            part, end = recurrent(spec, *given)
-        else:
-            part, end = chunk(spec, *given, size, [bounds[row + 1] - bounds[row] for row in rows])
-        y = y.index_put((torch.zeros_like(token[token >= 0]), token[token >= 0]), part[token >= 0])
-        ends |= {row: row_of(end, i) for i, row in enumerate(rows)}
-    return y, stacked([ends[row] for row in range(len(bounds) - 1)])
 
 
 def recall(spec: Spec, state: AnyState, q: Tensor, norm: tuple[Tensor, Tensor] | None = None) -> Tensor:

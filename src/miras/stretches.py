@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from .call import Call
-from .forms.common import as_tuple, row_of, stacked
+from .forms.common import each_row, places, stacked
 from .torch_modes import again
-from .types import AnyState, State
+from .types import AnyState
 
 # runs a call, given the bounds of the sequences that it packs, or None
 Run: TypeAlias = Callable[[Call, Tensor | None], tuple[Tensor, AnyState]]
@@ -25,7 +25,7 @@ Run: TypeAlias = Callable[[Call, Tensor | None], tuple[Tensor, AnyState]]
 def in_stretches(run: Run, call: Call, bounds: list[int] | None, size: int, most: int) -> tuple[Tensor, AnyState]:
     """The call as ``run`` computes it, in stretches of at most ``most`` tokens that end where chunks of ``size`` do."""
     time, pairs = call.q.shape[1], call.k.shape[1] // call.q.shape[1]
-    ends = _ends([0, time] if bounds is None else bounds, _begun(call.state), size, most, pairs)
+    ends = _ends([0, time] if bounds is None else bounds, places(call.state), size, most, pairs)
     parts = call.cut([right - left for left, right in itertools.pairwise([0, *ends])])
     if bounds is not None:
         return _packed(run, parts, bounds, ends)
@@ -34,14 +34,6 @@ def in_stretches(run: Run, call: Call, bounds: list[int] | None, size: int, most
         y, state = again(run, part._replace(state=state), None)
         outputs.append(y)
     return torch.cat(outputs, 1), state
-
-
-def _begun(state: AnyState) -> list[int]:
-    """How many pairs into its chunk each row stands."""
-    if not isinstance(state, State) or state.chunk is None:
-        return [0] * len(as_tuple(state.weights)[0])
-    begun: list[int] = state.chunk.position.tolist()
-    return begun
 
 
 def _ends(bounds: list[int], begun: list[int], size: int, most: int, pairs: int) -> list[int]:
@@ -59,19 +51,19 @@ def _ends(bounds: list[int], begun: list[int], size: int, most: int, pairs: int)
 
 def _packed(run: Run, parts: list[Call], bounds: list[int], ends: list[int]) -> tuple[Tensor, AnyState]:
     """Packed sequences: a stretch has those that it meets, the first of them from where the stretch before it ended."""
-    start, outputs = parts[0].state, []
+    starts, outputs = each_row(parts[0].state), []
     done: list[AnyState] = []
     carried: AnyState | None = None
     for part, (left, right) in zip(parts, itertools.pairwise([0, *ends]), strict=True):
         first = len(done)
         last = len(bounds) - 1 if right == bounds[-1] else sum(bound < right for bound in bounds)
-        own = [row_of(start, row) for row in range(first, last)]
+        own = starts[first:last]
         if carried is not None:
             own[0] = carried
         inside = [min(max(bound, left), right) - left for bound in bounds[first : last + 1]]
         y, end = again(run, part._replace(state=stacked(own)), torch.tensor(inside, device="cpu"))
         outputs.append(y)
-        reached = [row_of(end, row) for row in range(last - first)]
+        reached = each_row(end)
         carried = reached.pop() if bounds[last] > right else None
         done += reached
     return torch.cat(outputs, 1), stacked(done)

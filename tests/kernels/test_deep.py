@@ -9,7 +9,7 @@ import triton.language as tl
 from torch.utils import _pytree as pytree
 from torch.utils.checkpoint import checkpoint
 
-from comparison import carried_in, compared, compiled, continued, gradients, on_device, parts, same, tame
+from comparison import carried_in, compared, compiled, continued, from_places, gradients, on_device, parts, same, tame
 from devices import DEVICE, needs_gpu
 from inputs import cut_gates, draw, leaves, relative, tensors
 from miras import Spec, algorithm, bias, explain, memorize, memory, presets, retention
@@ -149,6 +149,14 @@ def test_a_state_carried_in_and_out_at_any_place(name):
 @pytest.mark.parametrize("name", CARRIED)
 def test_gradients_reach_the_state_that_came_in(name):
     carried_in(SPECS[name], first=16, T=37, H=1, K=16, eta=0.01)
+
+
+@pytest.mark.parametrize("name", ["yaad", *CARRIED])
+def test_rows_go_on_from_any_places_of_their_chunks(name, monkeypatch):
+    """What is left of each row's chunk is plain PyTorch's, and all the rest the kernels', in a batch and packed."""
+    assert from_places(SPECS[name], [3, 0, 15, 21], [37] * 4, monkeypatch) == [24, 37, 36, 26]
+    # too few tokens for some to reach a chunk's end, one that reaches just that, one with none
+    assert from_places(SPECS[name], [3, 5, 6, 0, 9], [7, 29, 10, 16, 0], monkeypatch) == [18, 16]
 
 
 @pytest.mark.parametrize("name", ["yaad", *CARRIED])

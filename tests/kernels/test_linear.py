@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.utils import _pytree as pytree
 
-from comparison import compared, continued, gradients, on_device, parts, same
+from comparison import compared, continued, from_places, gradients, on_device, parts, same
 from inputs import cut_gates, draw, leaves, relative, tensors
 from miras import Spec, algorithm, bias, explain, memorize, memory, presets, retention
 from miras.kernels import linear_op, linear_passes, proven
@@ -108,6 +108,14 @@ def test_gradients_reach_the_state_that_came_in(name):
         made = {"y": y} | parts(end)
         results.append(gradients(made, {"A": a} | dict(zip(["A_0"], anchors, strict=False))))
     same(results[1], results[0], 2e-5)
+
+
+@pytest.mark.parametrize("name", ["ttt_linear", "huber anchored"])
+def test_rows_go_on_from_any_places_of_their_chunks(name, monkeypatch):
+    """What is left of each row's chunk is plain PyTorch's, and all the rest the kernels', in a batch and packed."""
+    assert from_places(SPECS[name], [3, 0, 15, 21], [37] * 4, monkeypatch) == [24, 37, 36, 26]
+    # too few tokens for some to reach a chunk's end, one that reaches just that, one with none
+    assert from_places(SPECS[name], [3, 5, 6, 0, 9], [7, 29, 10, 16, 0], monkeypatch) == [18, 16]
 
 
 @pytest.mark.parametrize("name", ["ttt_linear", "huber anchored"])

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 import pytest
 import torch
 
-from comparison import carried_in, compared, compiled, continued, gradients, on_device, tame
+from comparison import carried_in, compared, compiled, continued, from_places, gradients, on_device, tame
 from devices import needs_gpu
 from inputs import cut_gates, draw, leaves, relative, tensors
 from miras import Spec, algorithm, bias, explain, memorize, memory, presets, retention
@@ -132,6 +132,14 @@ def test_values_and_every_gradient(name, channelwise):
 def test_lengths_that_end_anywhere(T):
     for name in EACH:
         compared(SPECS[name], ROUNDED, B=1, T=T, H=1, K=16)
+
+
+@pytest.mark.parametrize("name", EACH)
+def test_rows_go_on_from_any_places_of_their_chunks(name, monkeypatch):
+    """What is left of each row's chunk is plain PyTorch's, and all the rest the kernels', in a batch and packed."""
+    assert from_places(SPECS[name], [3, 0, 15, 21], [37] * 4, monkeypatch, ROUNDED) == [24, 37, 36, 26]
+    # too few tokens for some to reach a chunk's end, one that reaches just that, one with none
+    assert from_places(SPECS[name], [3, 5, 6, 0, 9], [7, 29, 10, 16, 0], monkeypatch, ROUNDED) == [18, 16]
 
 
 @pytest.mark.parametrize("name", EACH)

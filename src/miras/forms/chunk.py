@@ -22,7 +22,7 @@ from .attention import attention
 from .chunk_delta import chunk_delta
 from .chunk_newton import chunk_newton
 from .chunk_scan import Carry, Tokens, run
-from .common import held_of, none_for, split, unmoved
+from .common import held_of, none_for, on_device, places, split, unmoved
 
 # chunks whose intermediate results are kept for the backward pass; further ones are recomputed from the state before them
 STRETCH = 16
@@ -90,7 +90,7 @@ def chunk(
 
 
 def _valid(lengths: list[int], time: int, device: torch.device) -> Tensor:
-    return torch.arange(time, device=device) < torch.tensor(lengths, device=device)[:, None]
+    return torch.arange(time, device=device) < on_device(lengths, device)[:, None]
 
 
 def _fast_weights(
@@ -99,7 +99,7 @@ def _fast_weights(
     """Fast weights by stretches of chunks, each row from its own place in its chunk; y is read after every pair."""
     rows, time = tokens.q.shape[0], tokens.q.shape[2]
     exact = family(spec) == "hebbian"
-    positions = [0] * rows if state.chunk is None else state.chunk.position.tolist()
+    positions = places(state)
     require(
         min(positions) >= 0 and max(positions) < size,
         f"state stands {max(positions, key=abs)} tokens into its chunk, so it cannot go on with chunk_size={size}",
@@ -161,7 +161,7 @@ def _uneven(
     """Rows at different places or of different lengths: each is laid out so that its chunks end where all others' do."""
     device = tokens.q.device
     chunks = -(-max(p + n for p, n in zip(positions, counts, strict=True)) // size)
-    begin, count = torch.tensor(positions, device=device)[:, None], torch.tensor(counts, device=device)[:, None]
+    begin, count = on_device(positions, device)[:, None], on_device(counts, device)[:, None]
     slot = torch.arange(chunks * size, device=device)
     token = slot - begin  # [B,S]: which token stands in a slot
     valid = (token >= 0) & (token < count)

@@ -85,15 +85,47 @@ def stacked(states: Sequence[AnyState]) -> AnyState:
     return together
 
 
-def rows_of(state: AnyState, rows: list[int] | slice) -> AnyState:
-    """The state of some rows of another."""
-    some: AnyState = pytree.tree_map_only(Tensor, lambda x: x[rows], state)
-    return some
+def each_row(state: AnyState) -> list[AnyState]:
+    """The states of all rows, each still with a row.
+
+    All are cut at once, so that the backward pass puts their gradients together once.
+    """
+    leaves, structure = pytree.tree_flatten(state)
+    rows = len(next(x for x in leaves if x is not None))
+    apart = [[None] * rows if x is None else x.split(1) for x in leaves]
+    return [pytree.tree_unflatten(list(own), structure) for own in zip(*apart, strict=True)]
 
 
-def row_of(state: AnyState, row: int) -> AnyState:
-    """The state of one row of another, still with a row."""
-    return rows_of(state, slice(row, row + 1))
+def picked(state: AnyState, rows: list[int]) -> AnyState:
+    """The state of some rows of another, in their order; of all of them itself."""
+    every = len(as_tuple(state.weights)[0])
+    if rows == list(range(every)):
+        return state
+    own = each_row(state)
+    return stacked([own[row] for row in rows])
+
+
+def replaced(state: AnyState, rows: list[int], own: AnyState) -> AnyState:
+    """A state with some of its rows, in their order, as another has them."""
+    if len(rows) == len(as_tuple(state.weights)[0]):
+        return own
+    every = each_row(state)
+    for row, new in zip(rows, each_row(own), strict=True):
+        every[row] = new
+    return stacked(every)
+
+
+def places(state: AnyState) -> list[int]:
+    """How far into its chunk each row stands; read where it lies, which is the CPU unless somebody moved it."""
+    if not isinstance(state, State) or state.chunk is None:
+        return [0] * len(as_tuple(state.weights)[0])
+    found: list[int] = state.chunk.position.tolist()
+    return found
+
+
+def on_device(numbers: Sequence[int], device: torch.device) -> Tensor:
+    """Numbers on a device, which nobody waits for."""
+    return torch.tensor(numbers, dtype=torch.long).to(device, non_blocking=True)
 
 
 def _in_a_chunk(state: State) -> State:

@@ -37,13 +37,19 @@ def positions(bounds: list[int], rows: list[int], pairs: int, device: torch.devi
     for i, row in enumerate(rows):
         left, right = bounds[row] * pairs, bounds[row + 1] * pairs
         index[i, : right - left] = torch.arange(left, right)
-    return index.to(device)
+    return index.to(device, non_blocking=True)
 
 
 def unpacked(x: Tensor, index: Tensor) -> Tensor:
     """``[1,T,...] -> [R,T,...]``, zeros where a row has no token."""
     rows = x[0][index.clamp_min(0)]
     return torch.where((index >= 0).reshape(*index.shape, *[1] * (x.dim() - 2)), rows, 0.0)
+
+
+def repacked(x: Tensor, lengths: list[int]) -> list[Tensor]:
+    """``[R,T,...] -> [1,length,...]`` of each row, without what filled it up."""
+    sizes = [n for length in lengths for n in (length, x.shape[1] - length)]
+    return list(x.flatten(0, 1)[None].split(sizes, 1)[::2])  # type: ignore[no-untyped-call]
 
 
 def unpacked_gates(gates: Gates, tokens: Tensor, pairs: Tensor) -> Gates:
