@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from .forms.common import on_device
 from .spec import Spec
-from .types import AnyState, Gates, Norm
+from .types import AnyState, Gates, Norm, State
 
 
 class Call(NamedTuple):
@@ -61,6 +62,13 @@ class Call(NamedTuple):
         """The tokens of all rows one behind the other, in a batch of 1."""
         assert self.gates.ridge is None
         return self._replace(**_tokens(lambda x: x.flatten(0, 1)[None], self))
+
+    def begun(self, rows: list[int]) -> Call:
+        """Some of the rows, which stand at a chunk's start."""
+        assert isinstance(self.state, State)
+        index = on_device(rows, self.q.device)
+        own = pytree.tree_map_only(Tensor, lambda x: x.index_select(0, index), self.state._replace(chunk=None))
+        return self._replace(state=own, **_tokens(lambda x: x.index_select(0, index), self))
 
 
 def behind(calls: Sequence[Call], state: AnyState) -> Call:

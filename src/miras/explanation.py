@@ -124,7 +124,10 @@ def explain_deep(spec: Spec, asked: Asked) -> tuple[Backend, str]:
     from .kernels import decode
 
     refused = decode.why_not(spec, device, *asked.usual)
-    return backend, where + ("; a token alone by the fused decoding step" if refused is None else f"; {refused}")
+    if refused is not None:
+        return backend, f"{where}; {refused}"
+    left = ", a row's first of a chunk by plain PyTorch" if decode.maps(spec) else ""
+    return backend, f"{where}; a token alone by the fused decoding step{left}"
 
 
 def explain_matrix(spec: Spec, asked: Asked) -> tuple[Backend, str]:

@@ -186,18 +186,30 @@ def fused(call: Call, how: How, size: int, cu_seqlens: Tensor | None) -> tuple[T
         spec, q, k, v, gates, _, state = call
         bounds = None if cu_seqlens is None else cu_seqlens.to(q.device)
         return matrix_run.run(spec, q, k, v, gates, state, bounds, call.backward)
-    assert isinstance(call.state, State)
     if how == "decode":
-        from .kernels import decode
-
-        if decode.must_map(call.spec, call.state):
-            return chunk(*call.to(torch.float32), size)
-        return decode.run(*call[:6], call.state, size)
+        return decoded(call, size)
     from .kernels.mlp import operator
 
     rows, time = call.q.shape[:2]
     bounds = [time * row for row in range(rows + 1)] if cu_seqlens is None else cu_seqlens.tolist()
     return from_any_place(operator(call.spec), call, bounds, size)
+
+
+def decoded(call: Call, size: int) -> tuple[Tensor, AnyState]:
+    """A token of each row by the fused step; of the rows that take a map of all weights by plain PyTorch."""
+    from .kernels import decode
+
+    spec, q, k, v, gates, norm, state = call
+    assert isinstance(state, State)
+    first = decode.must_map(spec, state)
+    if len(first) == len(q):
+        return chunk(*call.to(torch.float32), size)
+    led = None
+    if first:
+        y, reached = chunk(*call.begun(first).to(torch.float32), size)
+        assert isinstance(reached, State)
+        led = decode.Led(first, y, reached)
+    return decode.run(spec, q, k, v, gates, norm, state, size, led)
 
 
 def kernels_refuse(

@@ -1,6 +1,7 @@
 """The fused decoding step against the chunk form, token by token; on the CPU by Triton's interpreter."""
 
 import dataclasses
+import sys
 
 import pytest
 import torch
@@ -81,7 +82,7 @@ def calls(monkeypatch):
 @pytest.mark.parametrize("channelwise", [False, True])
 @pytest.mark.parametrize("name", SPECS)
 def test_outputs_and_states_over_two_chunk_ends(name, channelwise, calls):
-    """Against the chunk form in float64; Memora's first token of a chunk is plain PyTorch's."""
+    """Against the chunk form in float64; where all rows begin a chunk, Memora's token is plain PyTorch's."""
     spec, size = SPECS[name], 3
     exact = drawn(spec, torch.float64, B=2, T=7, H=2, K=6, channelwise=channelwise)
     single = drawn(spec, B=2, T=7, H=2, K=6, channelwise=channelwise)
@@ -124,7 +125,58 @@ def test_rows_at_different_places_of_their_chunks(name, calls):
     assert relative(got.double(), want) < 2e-5
     for a, b in zip(reached, states, strict=True):
         same_states(a, b, 2e-5)
-    assert len(calls) == {"memora": 4}.get(name, 7)
+    assert len(calls) == 7
+
+
+LED = {
+    "memora": presets.memora(),
+    "memora anchored": presets.memora(anchor=True, c=3.0),
+    "memora row": presets.memora(slice="row"),
+    "with momentum": dataclasses.replace(presets.memora(), algorithm=algorithm.Momentum()),
+}
+
+
+@pytest.mark.parametrize("channelwise", [False, True])
+@pytest.mark.parametrize("name", LED)
+def test_rows_all_over_their_chunks_are_fused_but_for_those_that_begin_one(name, channelwise, calls, monkeypatch):
+    """As in a batch that is generated: at every token some row takes its softmax, another closes its chunk, a third goes on."""
+    spec, size, places = LED[name], 3, (0, 2, 1, 0)
+    led, plain = [], sys.modules["miras.memorize"].chunk
+    monkeypatch.setattr(sys.modules["miras.memorize"], "chunk", lambda *given: led.append(len(given[1])) or plain(*given))
+    results = []
+    for dtype, backend in ((torch.float64, "torch"), (torch.float32, "triton")):
+        *tokens, gates, keywords = drawn(spec, dtype, B=4, T=7, H=2, K=6, channelwise=channelwise, eta=0.05)
+        begun = []
+        for row, read in enumerate(places):
+            one = slice(row, row + 1)
+            given = [x[one, : size + read] for x in tokens]
+            own = type(gates)(*(None if g is None else g[one, : size + read] for g in gates))
+            begun.append(memorize(spec, *given, own, chunk_size=size, backend="torch", **keywords)[1])
+        led.clear()
+        with torch.no_grad():
+            results.append(token_by_token(spec, (*tokens, gates, keywords), size, backend, stacked(begun)))
+    (want, states), (got, reached) = results
+    assert relative(got.double(), want) < 2e-5
+    for a, b in zip(reached, states, strict=True):
+        same_states(a, b, 2e-5)
+    assert len(calls) == 7 and led == [2, 1, 1, 2, 1, 1, 2]
+
+
+def test_what_a_step_was_given_stays_as_it_was():
+    """A row that begins a chunk changes the state that comes out, and nothing of the one that came in."""
+    spec = LED["memora"]
+    arguments = drawn(spec, B=2, T=4, H=1, K=6)
+    with torch.no_grad():
+        own = [tuple(x[row : row + 1] if torch.is_tensor(x) else x for x in arguments[:3]) for row in range(2)]
+        begun = []
+        for row, (given, read) in enumerate(zip(own, (1, 3), strict=True)):
+            gates = type(arguments[3])(*(None if g is None else g[row : row + 1, :read] for g in arguments[3]))
+            cut = [x[:, :read] for x in given]
+            begun.append(memorize(spec, *cut, gates, chunk_size=3, backend="torch", **arguments[4])[1])
+        state = stacked(begun)
+        before = [x.clone() for x in tensors(state)]
+        token_by_token(spec, arguments, 3, "triton", state, first=3)
+    assert all(torch.equal(a, b) for a, b in zip(tensors(state), before, strict=True))
 
 
 @pytest.mark.parametrize("name", ["yaad anchored", "titans", "moneta", "memora"])
@@ -281,7 +333,9 @@ def test_what_cannot_be_decoded_is_said():
     for reason, spec in specs.items():
         assert reason in decode.why_not(spec, device, dtype, 64)
     assert "not torch.float64" in decode.why_not(presets.yaad(), device, torch.float64, 64)
-    assert "a token alone by the fused decoding step" in explain(presets.titans_lmm(), "cuda", gradients=False).reason
+    found = {name: explain(presets.get(name), "cuda", gradients=False).reason for name in ("titans_lmm", "memora")}
+    assert found["titans_lmm"].endswith("a token alone by the fused decoding step")
+    assert found["memora"].endswith("a token alone by the fused decoding step, a row's first of a chunk by plain PyTorch")
     assert "decoding step fuses" in explain(presets.titans_lmm(depth=3), "cuda", gradients=False).reason
     assert "decoding step" not in explain(presets.titans_lmm(), "cuda").reason
 

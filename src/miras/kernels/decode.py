@@ -16,6 +16,7 @@ import triton
 from torch import Tensor
 
 from ..algorithm import GradientDescent, Momentum
+from ..forms.common import on_device, places
 from ..memory import MLP
 from ..retention import KL, L2, Keep, Lq
 from ..spec import Spec
@@ -52,20 +53,25 @@ def why_not(spec: Spec, device: torch.device, dtype: torch.dtype, channels: int)
     return None
 
 
-def must_map(spec: Spec, state: State) -> bool:
-    """Whether the next token takes a map of all weights, once a chunk, that is left to plain PyTorch.
+def must_map(spec: Spec, state: State) -> list[int]:
+    """The rows whose next token takes a map of all weights, once a chunk, that is left to plain PyTorch.
 
     That is KL's softmax at a chunk's start.
     """
-    return isinstance(spec.retention, KL) and not all(positions(state))
+    return [row for row, place in enumerate(places(state)) if place == 0] if maps(spec) else []
 
 
-def positions(state: State) -> list[int]:
-    """How many tokens each row has read of its chunk."""
-    if state.chunk is None:
-        return [0] * state.accumulated[0].shape[0]
-    found: list[int] = state.chunk.position.tolist()
-    return found
+def maps(spec: Spec) -> bool:
+    """Whether a chunk's first token takes a map of all weights."""
+    return isinstance(spec.retention, KL)
+
+
+class Led(NamedTuple):
+    """What plain PyTorch made of some rows: what they read ``[rows,1,H,D]``, and their state."""
+
+    rows: list[int]
+    y: Tensor
+    state: State
 
 
 class Launch(NamedTuple):
@@ -201,19 +207,28 @@ def _strides(gate: Tensor | None) -> tuple[int, int, int]:
 
 
 def run(
-    spec: Spec, q: Tensor, k: Tensor, v: Tensor, gates: Gates, norm: Norm | None, state: State, size: int
+    spec: Spec,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    gates: Gates,
+    norm: Norm | None,
+    state: State,
+    size: int,
+    led: Led | None = None,
 ) -> tuple[Tensor, State]:
-    """One token ``[B,1,H,D]`` in its own dtype that ``why_not`` and ``must_map`` have nothing against."""
+    """One token ``[B,1,H,D]`` in its own dtype that ``why_not`` has nothing against; the rows that ``must_map`` names were led."""
     bias = fused(spec.bias)
     assert isinstance(bias, Fused) and gates.eta is not None and isinstance(state.weights, tuple)
-    at = positions(state)
+    at = places(state)
     require(max(at) < size, f"state stands {max(at)} tokens into its chunk, so it cannot go on with chunk_size={size}")
     over = [p + 1 == size for p in at]
     begun = state.chunk if any(at) else None
     start = _rows(state.weights if begun is None else begun.start)
     kept = spec.retention
     decays = gates.log_alpha is not None
-    mixed = any(over) and not all(over)
+    # rows that were led start anew as well: what they start with has to have room of its own
+    mixed = led is not None or (any(over) and not all(over))
     anchor, momentum = _rows(state.anchor), _rows(state.momentum)
     sloped = isinstance(kept, Lq)
     accumulated = _rows(state.accumulated) if sloped else []
@@ -228,22 +243,36 @@ def run(
         accumulated,
         None if begun is None or not decays else begun.log_decay[0][..., 0].contiguous(),
         [] if norm is None else [x.contiguous() for x in norm],
-        torch.tensor(over, dtype=torch.uint8, device=q.device) if mixed else None,
+        torch.tensor(over, dtype=torch.uint8).to(q.device, non_blocking=True) if mixed else None,
         not all(over),
         isinstance(kept, KL),
         *((kept.q, kept.floor) if isinstance(kept, Lq) else (2.0, 1.0)),
         bias.name,
         bias.p,
     )
+    if led is not None:
+        _taken(led, y, new)
     weights, moved, momentum, later, log_decay = new[:2], new[2:4], new[4:6] if momentum else [], new[6:8], new[8]
     start = weights if all(over) else later if mixed else start
+    anew = any(over) or led is not None
     if sloped:
         held = _weights(new[9:] if any(over) else accumulated)
     else:
-        held = tuple(kept.hold(w).accumulated for w in _weights(start)) if any(over) and kept.leads else _weights(start)
-        held = state.accumulated if kept.leads and not any(over) else held
+        held = tuple(kept.hold(w).accumulated for w in _weights(start)) if anew and kept.leads else _weights(start)
+        held = state.accumulated if kept.leads and not anew else held
     progress = None if all(over) else _progress(begun, start, moved, log_decay if decays else None, at, over)
     return y[:, None], State(_weights(weights), held, _weights(anchor), _weights(momentum), progress)
+
+
+def _taken(led: Led, y: Tensor, new: list[Tensor]) -> None:
+    """The rows that plain PyTorch has led, in the place of what the step made of them."""
+    reached, rows = led.state, on_device(led.rows, y.device)
+    assert isinstance(reached.weights, tuple) and reached.chunk is not None
+    start, moved, log_decay, *_ = reached.chunk
+    parts = [*_rows(reached.weights), *_rows(moved), *_rows(reached.momentum), *_rows(start), log_decay[0][..., 0]]
+    # what has no momentum leaves no room for one
+    for room, part in zip((x for x in (y, *new) if x.numel()), (led.y[:, 0], *parts), strict=True):
+        room.index_copy_(0, rows, part.to(room.dtype).expand(-1, *room.shape[1:]))
 
 
 def _rows(weights: Weights) -> list[Tensor]:
