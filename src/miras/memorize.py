@@ -184,8 +184,8 @@ def fused(call: Call, how: How, size: int, cu_seqlens: Tensor | None) -> tuple[T
         from .kernels import matrix_run
 
         spec, q, k, v, gates, _, state = call
-        bounds = None if cu_seqlens is None else cu_seqlens.to(q.device)
-        return matrix_run.run(spec, q, k, v, gates, state, bounds, call.backward)
+        packing = None if cu_seqlens is None else cu_seqlens.to(q.device)
+        return matrix_run.run(spec, q, k, v, gates, state, packing, call.backward)
     if how == "decode":
         return decoded(call, size)
     from .kernels.mlp import operator
@@ -198,6 +198,7 @@ def fused(call: Call, how: How, size: int, cu_seqlens: Tensor | None) -> tuple[T
 def decoded(call: Call, size: int) -> tuple[Tensor, AnyState]:
     """A token of each row by the fused step; of the rows that take a map of all weights by plain PyTorch."""
     from .kernels import decode
+    from .kernels.decode_states import Led
 
     spec, q, k, v, gates, norm, state = call
     assert isinstance(state, State)
@@ -208,7 +209,7 @@ def decoded(call: Call, size: int) -> tuple[Tensor, AnyState]:
     if first:
         y, reached = chunk(*call.begun(first).to(torch.float32), size)
         assert isinstance(reached, State)
-        led = decode.Led(first, y, reached)
+        led = Led(first, y, reached)
     return decode.run(spec, q, k, v, gates, norm, state, size, led)
 
 

@@ -64,7 +64,7 @@ def from_any_place(
             own = [counts[row] for row in rows]
             y, end = run(behind([pieces[2 * row + place] for row in rows], picked(state, rows)), own)
             state = replaced(state, rows, end)
-            for row, part in zip(rows, y.to(call.v.dtype).split(own, 1), strict=True):
+            for row, part in zip(rows, torch.split(y.to(call.v.dtype), own, 1), strict=True):
                 outputs[2 * row + place] = part
     return torch.cat(outputs, 1).reshape(call.v.shape), state
 

@@ -5,6 +5,7 @@ import sys
 
 import pytest
 import torch
+from torch._dynamo.testing import CompileCounterWithBackend
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from devices import DEVICE, needs_gpu
@@ -356,6 +357,43 @@ def test_the_operator_passes_torchs_own_checks_and_is_deterministic(name):
         assert torch.equal(first, second)
         for given in seen[:3]:
             torch.library.opcheck(plain.library, given, test_utils=("test_schema", "test_faketensor"))
+
+
+@pytest.mark.parametrize("places", [(0, 0), (2, 1)])
+@pytest.mark.parametrize("name", ["yaad anchored", "titans", "moneta", "moneta with momentum"])
+def test_a_compiled_step_is_one_for_all_places(name, places, monkeypatch):
+    """Without graph breaks: a graph for a state without a place and one for all others, over ends of some chunks and of all."""
+    spec, size, module = SPECS[name], 3, sys.modules["miras.memorize"]
+    arguments = drawn(spec, B=2, T=8, H=1, K=8)
+    begun = []
+    for row, read in enumerate(places):
+        given = [x[row : row + 1, : size + read] for x in arguments[:3]]
+        gates = type(arguments[3])(*(None if g is None else g[row : row + 1, : size + read] for g in arguments[3]))
+        begun.append(memorize(spec, *given, gates, chunk_size=size, backend="torch", **arguments[4])[1])
+    torch.compiler.reset()
+    graphs = CompileCounterWithBackend("aot_eager")
+    with torch.no_grad():
+        want, states = token_by_token(spec, arguments, size, "triton", stacked(begun))
+        monkeypatch.setitem(globals(), "memorize", torch.compile(module.memorize, fullgraph=True, backend=graphs))
+        got, reached = token_by_token(spec, arguments, size, "triton", stacked(begun))
+    assert relative(got, want) < 1e-6 and graphs.frame_count <= 2
+    for a, b in zip(reached, states, strict=True):
+        # all rows at a chunk's start: a compiled step does not know, and says where each stands
+        assert all(relative(x, y) < 1e-6 for x, y in zip(a.weights, b.weights, strict=True))
+        assert a.chunk.position.tolist() == ([0, 0] if b.chunk is None else b.chunk.position.tolist())
+
+
+def test_a_compiled_step_refuses_a_state_beyond_its_chunk():
+    spec = SPECS["yaad"]
+    arguments = drawn(spec, B=1, T=4, H=1, K=8)
+    torch.compiler.reset()
+    with torch.no_grad():
+        _, states = token_by_token(spec, tuple(x[:, :3] if torch.is_tensor(x) else x for x in arguments), 8, "triton")
+        given = (*(x[:, 3:] for x in arguments[:3]), cut_gates(arguments[3], slice(3, 4), slice(3, 4)))
+        with pytest.raises(RuntimeError, match="too far into its chunk to go on with chunk_size=2"):
+            torch.compile(memorize, fullgraph=True, backend="aot_eager")(
+                spec, *given, chunk_size=2, backend="triton", state=states[-1]
+            )
 
 
 @needs_gpu

@@ -16,14 +16,15 @@ import triton
 from torch import Tensor
 
 from ..algorithm import GradientDescent, Momentum
-from ..forms.common import on_device, places
+from ..forms.common import places
 from ..memory import MLP
 from ..retention import KL, L2, Keep, Lq
 from ..spec import Spec
-from ..types import Gates, Norm, Progress, State, Weights, require
+from ..types import Gates, Norm, State
 from .biases import DEVICE, Fused, fused
 from .decode_kernels import finish, step
 from .decode_link import close
+from .decode_states import Led, Places, progress_of, rows_of, taken, weights_of
 from .launch import DOTS, INTERPRETED
 from .operators import operator
 
@@ -64,14 +65,6 @@ def must_map(spec: Spec, state: State) -> list[int]:
 def maps(spec: Spec) -> bool:
     """Whether a chunk's first token takes a map of all weights."""
     return isinstance(spec.retention, KL)
-
-
-class Led(NamedTuple):
-    """What plain PyTorch made of some rows: what they read ``[rows,1,H,D]``, and their state."""
-
-    rows: list[int]
-    y: Tensor
-    state: State
 
 
 class Launch(NamedTuple):
@@ -220,81 +213,42 @@ def run(
     """One token ``[B,1,H,D]`` in its own dtype that ``why_not`` has nothing against; the rows that ``must_map`` names were led."""
     bias = fused(spec.bias)
     assert isinstance(bias, Fused) and gates.eta is not None and isinstance(state.weights, tuple)
-    at = places(state)
-    require(max(at) < size, f"state stands {max(at)} tokens into its chunk, so it cannot go on with chunk_size={size}")
-    over = [p + 1 == size for p in at]
-    begun = state.chunk if any(at) else None
-    start = _rows(state.weights if begun is None else begun.start)
+    begun, closes, reached, some, every = Places.of(state, size)
+    start = rows_of(state.weights if begun is None else begun.start)
     kept = spec.retention
     decays = gates.log_alpha is not None
     # rows that were led start anew as well: what they start with has to have room of its own
-    mixed = led is not None or (any(over) and not all(over))
-    anchor, momentum = _rows(state.anchor), _rows(state.momentum)
+    mixed = led is not None or (some and not every)
+    anchor, momentum = rows_of(state.anchor), rows_of(state.momentum)
     sloped = isinstance(kept, Lq)
-    accumulated = _rows(state.accumulated) if sloped else []
+    accumulated = rows_of(state.accumulated) if sloped else []
     given: list[Any] = [None if x is None else x[:, 0] for x in (gates.eta, gates.log_alpha, gates.delta, gates.mu)]
     y, *new = decode_step(
         *(x[:, 0].contiguous() for x in (q, k, v)),
         *given,
         start,
-        [] if begun is None else _rows(begun.moved),
+        [] if begun is None else rows_of(begun.moved),
         anchor,
         momentum,
         accumulated,
         None if begun is None or not decays else begun.log_decay[0][..., 0].contiguous(),
         [] if norm is None else [x.contiguous() for x in norm],
-        torch.tensor(over, dtype=torch.uint8).to(q.device, non_blocking=True) if mixed else None,
-        not all(over),
+        closes.to(q.device, non_blocking=True) if mixed else None,
+        not every,
         isinstance(kept, KL),
         *((kept.q, kept.floor) if isinstance(kept, Lq) else (2.0, 1.0)),
         bias.name,
         bias.p,
     )
     if led is not None:
-        _taken(led, y, new)
+        taken(led, y, new)
     weights, moved, momentum, later, log_decay = new[:2], new[2:4], new[4:6] if momentum else [], new[6:8], new[8]
-    start = weights if all(over) else later if mixed else start
-    anew = any(over) or led is not None
+    start = weights if every else later if mixed else start
+    anew = some or led is not None
     if sloped:
-        held = _weights(new[9:] if any(over) else accumulated)
+        held = weights_of(new[9:] if some else accumulated)
     else:
-        held = tuple(kept.hold(w).accumulated for w in _weights(start)) if anew and kept.leads else _weights(start)
+        held = tuple(kept.hold(w).accumulated for w in weights_of(start)) if anew and kept.leads else weights_of(start)
         held = state.accumulated if kept.leads and not anew else held
-    progress = None if all(over) else _progress(begun, start, moved, log_decay if decays else None, at, over)
-    return y[:, None], State(_weights(weights), held, _weights(anchor), _weights(momentum), progress)
-
-
-def _taken(led: Led, y: Tensor, new: list[Tensor]) -> None:
-    """The rows that plain PyTorch has led, in the place of what the step made of them."""
-    reached, rows = led.state, on_device(led.rows, y.device)
-    assert isinstance(reached.weights, tuple) and reached.chunk is not None
-    start, moved, log_decay, *_ = reached.chunk
-    parts = [*_rows(reached.weights), *_rows(moved), *_rows(reached.momentum), *_rows(start), log_decay[0][..., 0]]
-    # what has no momentum leaves no room for one
-    for room, part in zip((x for x in (y, *new) if x.numel()), (led.y[:, 0], *parts), strict=True):
-        room.index_copy_(0, rows, part.to(room.dtype).expand(-1, *room.shape[1:]))
-
-
-def _rows(weights: Weights) -> list[Tensor]:
-    """W1' and W2, ``[B,H,E,D]`` each; no copy where they come from an earlier step."""
-    return [weights[0].mT.contiguous(), weights[1].contiguous()] if weights else []
-
-
-def _weights(rows: list[Tensor]) -> Weights:
-    """The weights of E-major ones."""
-    return (rows[0].mT, rows[1]) if rows else ()
-
-
-def _progress(
-    begun: Progress | None,
-    start: list[Tensor],
-    moved: list[Tensor],
-    log_decay: Tensor | None,
-    at: list[int],
-    over: list[bool],
-) -> Progress:
-    """The place in the chunk after the token."""
-    single = start[0].new_zeros(*start[0].shape[:2], 1, 1) if begun is None else begun.threshold[0]
-    decays = (single, single) if log_decay is None else (log_decay[..., None], log_decay[..., None, :])
-    reached = [0 if done else p + 1 for p, done in zip(at, over, strict=True)]
-    return Progress(_weights(start), _weights(moved), decays, (single, single), torch.tensor(reached))
+    progress = None if every else progress_of(begun, start, moved, log_decay if decays else None, reached)
+    return y[:, None], State(weights_of(weights), held, weights_of(anchor), weights_of(momentum), progress)
