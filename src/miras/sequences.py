@@ -72,7 +72,7 @@ def from_any_place(
 def placed(state: AnyState, begun: list[int]) -> AnyState:
     """A state in mid-chunk whose places are on the CPU, also where somebody moved them with the rest."""
     assert isinstance(state, State) and state.chunk is not None
-    return state._replace(chunk=state.chunk._replace(position=torch.tensor(begun)))
+    return state._replace(chunk=state.chunk._replace(position=torch.tensor(begun, device="cpu")))
 
 
 def between(bounds: list[int]) -> list[int]:

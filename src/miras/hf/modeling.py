@@ -276,8 +276,8 @@ class MirasForCausalLM(MirasPreTrainedModel, MirasGenerationMixin):
             require(labels.shape == hidden.shape[:2], f"labels must be {list(hidden.shape[:2])}, got {list(labels.shape)}")
             packing = packing_of(labels.shape[0], labels.shape[1], attention_mask, position_ids, cu_seqlens)
             shift_labels = next_labels(labels, packing)
-            counted = num_items_in_batch is not None and packing is not None and attention_mask is not None
-            if counted and not self._side_known:
+            counted = num_items_in_batch is not None and packing is not None
+            if counted and attention_mask is not None and not self._side_known:
                 # a tokenizer pads on one side: the first batch with padding tells, and a GPU is not waited for again
                 self._side_known = check_side(attention_mask[:, -labels.shape[1] :])
         if shift_labels is not None:
