@@ -117,7 +117,7 @@ import miras
 assert "env" in miras.__file__ and miras.__file__.startswith({str(tmp_path)!r}), miras.__file__
 print(len(miras.presets.PRESETS), miras.__version__)
 """
-    assert run(python, "-I", "-c", code).split() == ["20", __import__("miras").__version__]
+    assert run(python, "-I", "-c", code).split() == ["21", __import__("miras").__version__]
     listing = run(python, "-m", "pip", "show", "-f", "miras-torch")
     shipped = ("py.typed", "page.html", "page.css", "numbers.js", "plots.js", "map.js", "page.js", "measured.json")
     assert all(name in listing for name in shipped) and "tests" not in listing
