@@ -25,7 +25,7 @@ from .sequences import from_any_place, packed
 from .spec import Spec
 from .stretches import in_stretches
 from .torch_modes import uncast
-from .types import AnyState, Gates, State, Weights, require
+from .types import UNKNOWN, AnyState, Gates, State, Weights, require, transformed
 
 Form = Literal["chunk", "recurrent"]
 Backend = Literal["auto", "torch", "triton", "fla"]
@@ -142,9 +142,12 @@ How = Literal["torch", "triton", "decode", "fla"]
 def choose(call: Call, size: int, backend: Backend, packed: bool) -> How:
     """How a call in chunks runs: the backend that is asked for, or the one a GPU does best with."""
     spec, q, v = call.spec, call.q, call.v
-    if backend == "torch" or (backend == "auto" and q.device.type != "cuda"):
-        return "torch"
     named = backend != "auto"
+    if backend == "torch" or (not named and q.device.type != "cuda"):
+        return "torch"
+    if transformed(tuple(call)):
+        require(not named, f"backend {backend!r} cannot run {spec}: it has {UNKNOWN}, backend='torch' has both")
+        return "torch"
     if backend != "fla":
         if not packed and decodes(call):
             return "decode"

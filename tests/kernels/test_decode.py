@@ -6,6 +6,7 @@ import sys
 import pytest
 import torch
 from torch._dynamo.testing import CompileCounterWithBackend
+from torch.autograd import forward_ad
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from devices import DEVICE, needs_gpu
@@ -339,6 +340,19 @@ def test_what_cannot_be_decoded_is_said():
     assert found["memora"].endswith("a token alone by the fused decoding step, a row's first of a chunk by plain PyTorch")
     assert "decoding step fuses" in explain(presets.titans_lmm(depth=3), "cuda", gradients=False).reason
     assert "decoding step" not in explain(presets.titans_lmm(), "cuda").reason
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")
+def test_a_token_has_no_derivative_forwards():
+    """Plain PyTorch has, and is what no device's own choice leaves."""
+    spec, (q, *rest, keywords) = SPECS["yaad"], drawn(SPECS["yaad"], B=1, T=1, H=1, K=8)
+    step = lambda q, backend: memorize(spec, q, *rest, backend=backend, **keywords)[0].sum()  # noqa: E731
+    with forward_ad.dual_level():
+        dual = forward_ad.make_dual(q, torch.ones_like(q))
+        assert forward_ad.unpack_dual(step(dual, "torch")).tangent.abs() > 1
+        with pytest.raises(ValueError, match=r"backend 'triton' cannot run yaad.* neither derivatives forwards"):
+            step(dual, "triton")
+        step(q, "triton")
 
 
 @pytest.mark.parametrize("name", ["titans anchored", "moneta"])

@@ -13,10 +13,11 @@ from comparison import carried_in, compared, compiled, continued, from_places, g
 from devices import DEVICE, needs_gpu
 from inputs import cut_gates, draw, leaves, relative, tensors
 from miras import Spec, algorithm, bias, explain, memorize, memory, presets, retention
+from miras.call import Call
 from miras.kernels import arguments as taken
 from miras.kernels import biases, deep_op, launch
-from miras.memorize import kernels_refuse
-from miras.types import Gate, Gates, Rule
+from miras.memorize import choose, kernels_refuse
+from miras.types import Gate, Gates, Rule, State
 
 SPECS = {
     "yaad": presets.yaad(),
@@ -227,6 +228,37 @@ def test_what_the_kernels_cannot_run_is_refused_with_the_reason(spec, options, r
     q, k, v, gates, keywords = draw(spec, B=1, T=8, H=1, K=16, dtype=torch.float32)
     with pytest.raises(ValueError, match=reason):
         memorize(spec, q, k, v, gates, backend="triton", **options, **keywords)
+
+
+class OnGpu(torch.Tensor):
+    """A tensor that says it lies on a GPU."""
+
+    device = torch.device("cuda")
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")
+@pytest.mark.parametrize("backend", ["triton", "fla"])
+def test_derivatives_forwards_and_transforms_are_plain_pytorchs(backend):
+    """By its own choice a GPU takes it; kernels that are named are refused, before they leave anything behind."""
+    spec, x = SPECS["yaad"], torch.randn(1, 16, 1, 16)
+    q, k, v, gates, keywords = draw(spec, B=1, T=16, H=1, K=16, dtype=torch.float32)
+    w1, w2 = (w[None] for w in keywords["weights"])
+    call = Call(spec, q.as_subclass(OnGpu), k, v, gates, None, State((w1, w2), (w1, w2), (), ()))
+    assert choose(call, 16, "auto", packed=False) == "triton"
+
+    def taken(k):
+        own = call._replace(k=k)
+        assert choose(own, 16, "auto", packed=False) == choose(own, 16, "torch", packed=False) == "torch"
+        with pytest.raises(ValueError, match=rf"backend '{backend}' cannot run yaad.*: it has neither .* has both$"):
+            choose(own, 16, backend, packed=False)
+        return k.sum()
+
+    torch.func.jvp(taken, (x,), (x,))
+    torch.func.grad(taken)(x)
+    torch.func.vmap(taken)(x[None])
+    with torch.autograd.forward_ad.dual_level():
+        taken(torch.autograd.forward_ad.make_dual(x, x))
+        assert choose(call, 16, "auto", packed=False) == "triton"
 
 
 @needs_gpu

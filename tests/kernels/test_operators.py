@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 from torch._subclasses import FakeTensorMode
+from torch.autograd import forward_ad
 from torch.utils._python_dispatch import TorchDispatchMode
 
 pytest.importorskip("triton")
@@ -104,6 +105,53 @@ def test_compilers_meet_the_operator():
     values = given(2, True)
     whole = torch.compile(lambda *args: weighted(*args)[0], fullgraph=True, backend="aot_eager")
     assert torch.equal(whole(*values), weighted(*values)[0])
+
+
+# torch's own, where it first makes a dual tensor
+scripted = pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")
+
+
+@scripted
+@pytest.mark.parametrize("run", [lambda x: weighted(x, [], None, 2.0)[0], lambda x: doubled(x)[0]], ids=["weighted", "doubled"])
+def test_derivatives_forwards_and_transforms_are_refused_in_words(run):
+    """The library drops a tangent without a word where nothing else needs a gradient."""
+    x = torch.randn(3)
+    refused = pytest.raises(ValueError, match=r"^the fused kernels have neither .* backend=.torch. has both$")
+    with forward_ad.dual_level():
+        assert torch.equal(run(x), 2 * x)
+        with refused:
+            run(forward_ad.make_dual(x, torch.ones(3)))
+        with refused, torch.no_grad():
+            run(forward_ad.make_dual(x, torch.ones(3)))
+    for call in (
+        lambda: torch.func.jvp(run, (x,), (x,)),
+        lambda: torch.func.grad(lambda x: run(x).sum())(x),
+        lambda: torch.func.vmap(run)(torch.stack([x, x])),
+        lambda: torch.compile(lambda x: torch.func.jvp(run, (x,), (x,)), backend="aot_eager")(x),
+    ):
+        with refused:
+            call()
+
+
+@scripted
+def test_the_way_back_has_no_derivative_forwards_either():
+    """Of the gradients that arrive: the operators of a backward pass are met there alone."""
+    x = torch.randn(3, requires_grad=True)
+    total = Through.apply(x)
+    with forward_ad.dual_level(), pytest.raises(ValueError, match="the fused kernels have neither"):
+        torch.autograd.grad(total, x, forward_ad.make_dual(torch.ones(3), torch.ones(3)))
+
+
+class Through(torch.autograd.Function):
+    """Goes back by an operator."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return 2 * x
+
+    @staticmethod
+    def backward(ctx, outer):
+        return doubled(outer)[0]
 
 
 def test_what_has_no_derivative_is_refused_one():

@@ -16,6 +16,8 @@ from torch.autograd import forward_ad
 from torch.nn.parameter import Parameter
 from triton.runtime.errors import OutOfResources
 
+from ..types import UNKNOWN, require, transformed
+
 # an argument of an operator: a tensor or none, a list of tensors, or a setting
 Argument: TypeAlias = Tensor | list[Tensor] | int | float | bool | str | None
 Made: TypeAlias = list[Tensor]
@@ -46,6 +48,7 @@ class Operator:
         counts = _counts(given)
         flat = _flat(given, counts)
         if _seen(flat):
+            require(not transformed(flat), f"the fused kernels have {UNKNOWN}: backend='torch' has both")
             return self.library(*given)  # type: ignore[no-any-return]
         if not torch.is_grad_enabled():
             return self.run(*given)
