@@ -1,6 +1,7 @@
 """Bad input: one line that names the argument, what came, and what is allowed; nothing is clamped in silence."""
 
 import dataclasses
+import re
 
 import pytest
 import torch
@@ -243,6 +244,25 @@ def test_recall_refuses(change, message):
 def test_explain_refuses_a_name():
     with pytest.raises(ValueError, match="spec must be a Spec"):
         explain("yaad")
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        *(
+            ({"chunk_size": size}, f"chunk_size must be an integer of 1 or more, or None, got {size}")
+            for size in (0, -3, 2.5, True)
+        ),
+        *(({"channels": n}, f"channels must be an integer of 1 or more, or None, got {n!r}") for n in (0, "64")),
+        *(({"dtype": x}, f"dtype must be a floating-point torch.dtype or None, got {x!r}") for x in ("bf16", torch.int64)),
+        *(({"device": x}, f"device must be a torch.device or the name of one, got {x!r}") for x in ("gpu", None)),
+        ({"gradients": "no"}, "gradients must be True or False, got 'no'"),
+    ],
+    ids=str,
+)
+def test_explain_checks_what_calls_would(options, message):
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+        explain(presets.yaad(), **options)
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import NamedTuple
@@ -13,6 +14,7 @@ from .algorithm import NonParametric
 from .forms.chunk import family, no_chunks
 from .memorize import Backend, Form, kernels_refuse
 from .spec import Spec
+from .types import Gate, Gates, require, require_count
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,7 +75,11 @@ def explain(
     form chunk, backend torch, exact: a chunk's errors follow from one triangular system (WY transform); plain PyTorch on cpu
     """
     checks.spec_of(spec)
-    asked = Asked(torch.device(device), gradients, dtype, channels, chunk_size or spec.chunk_size)
+    require_count(channels=channels, chunk_size=chunk_size)
+    floating = dtype is None or (isinstance(dtype, torch.dtype) and dtype.is_floating_point)
+    require(floating, f"dtype must be a floating-point torch.dtype or None, got {dtype!r}")
+    require(isinstance(gradients, bool), f"gradients must be True or False, got {gradients!r}")
+    asked = Asked(_device(device), gradients, dtype, channels, spec.chunk_size if chunk_size is None else chunk_size)
     backend: Backend = "torch"
     where = f"plain PyTorch on {asked.device.type}"
     refused = no_chunks(spec)
@@ -89,6 +95,13 @@ def explain(
     return Explanation(form="chunk", backend=backend, exact=exact, reason=f"{REASONS[kind]}; {where}", where=where)
 
 
+def _device(device: torch.device | str) -> torch.device:
+    try:
+        return torch.device(device)
+    except (RuntimeError, TypeError):
+        raise ValueError(f"device must be a torch.device or the name of one, got {device!r}") from None
+
+
 def refusal(spec: Spec, backend: Backend, asked: Asked) -> str | None:
     """Why a backend that is named cannot run the calls asked about, or None where it can."""
     if backend == "triton":
@@ -96,12 +109,12 @@ def refusal(spec: Spec, backend: Backend, asked: Asked) -> str | None:
     return fla_refuses(spec, asked, named=True) if backend == "fla" else None
 
 
-def fla_refuses(spec: Spec, asked: Asked, named: bool = False) -> str | None:
+def fla_refuses(spec: Spec, asked: Asked, named: bool = False, gates: Gates | None = None) -> str | None:
     """Why fla cannot run the calls asked about or, unless it is named, should not."""
     from .kernels import matrix_fla
 
     dtype, width = asked.usual
-    call = matrix_fla.Call(asked.device, dtype, (width, width), backward=asked.gradients, named=named)
+    call = matrix_fla.Call(asked.device, dtype, (width, width), gates, asked.gradients, named)
     return matrix_fla.why_not(spec, call)
 
 
@@ -111,13 +124,17 @@ def explain_deep(spec: Spec, asked: Asked) -> tuple[Backend, str]:
     refused = kernels_refuse(spec, device, *asked.usual, asked.chunk_size)
     backend: Backend = "torch" if refused else "triton"
     where = "fused kernels"
-    where += " for 48, 64, 96 or 128 channels a head, plain PyTorch otherwise" if asked.channels is None else ""
-    where += " (plain PyTorch for a channel-wise mu or log_alpha)" if "mu" in {gate.name for gate in spec.gates} else ""
     if refused:
         where = f"plain PyTorch on {device.type}, since {refused}"
     else:
+        from .kernels.mlp import widths
         from .kernels.proven import untried
 
+        if asked.channels is None:
+            known = widths(spec, device, asked.usual[0], asked.chunk_size)
+            where += f" for {_either(known)} channels a head, plain PyTorch otherwise"
+        single = [gate.name for gate in spec.gates if gate.name in ("mu", "log_alpha")]
+        where += f" (plain PyTorch for a channel-wise {_either(single)})" if "mu" in single else ""
         where += f"; {said}" if (said := untried(device)) else ""
     if asked.gradients or find_spec("triton") is None:
         return backend, where
@@ -140,14 +157,31 @@ def explain_matrix(spec: Spec, asked: Asked) -> tuple[Backend, str]:
         return "torch", f"plain PyTorch on {device.type}, since {refused}"
     found = matrix_fla.plan(spec)
     assert isinstance(found, matrix_fla.Plan)
+    half = found.operation.half
     found = matrix_fla.settled(found, device, backward)
     assert isinstance(found, matrix_fla.Plan)
     where = f"fla's {found.operation.name}"
     if asked.dtype is None:
-        where += " for bf16 and fp16, plain PyTorch for float32 unless TF32 is allowed"
+        where += " for bf16 and fp16, plain PyTorch for float32" + ("" if half else " unless TF32 is allowed")
     if asked.channels is None and backward and matrix_fla.compiled_wrong(*matrix_fla.machine(device)):
         where += " and" if asked.dtype is None else ", plain PyTorch"
         where += f" for heads whose channels are no multiple of {matrix_fla.WIDE}"
+    wide = [gate.name for gate in spec.gates if _wide_refused(spec, gate, asked)]
+    where += f" (plain PyTorch for a channel-wise {_either(wide)})" if wide else ""
     if found.twin_of is None:
         return "fla", where
     return "fla", f"{where}; a twin of {found.twin_of.name}, since {matrix_fla.broken_backward(found.twin_of)}"
+
+
+def _wide_refused(spec: Spec, wide: Gate, asked: Asked) -> bool:
+    """Whether fla refuses a spec where one of its gates, and no other that may be otherwise, is channel-wise."""
+    if wide.width not in ("key", "value"):
+        return False
+    given = {gate.name: torch.empty(1, 1, 1, 2 if gate == wide or gate.width == "keys only" else 1) for gate in spec.gates}
+    return fla_refuses(spec, asked, gates=Gates(**given)) is not None
+
+
+def _either(options: Sequence[object]) -> str:
+    """Options in words."""
+    *most, last = map(str, options)
+    return f"{', '.join(most)} or {last}" if most else last

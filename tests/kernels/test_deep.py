@@ -15,7 +15,7 @@ from inputs import cut_gates, draw, leaves, relative, tensors
 from miras import Spec, algorithm, bias, explain, memorize, memory, presets, retention
 from miras.call import Call
 from miras.kernels import arguments as taken
-from miras.kernels import biases, deep_op, launch
+from miras.kernels import biases, deep_op, launch, proven
 from miras.memorize import choose, kernels_refuse
 from miras.types import Gate, Gates, Rule, State
 
@@ -319,6 +319,42 @@ def test_explain_is_precise_where_it_is_told_more():
     assert "chunks of 16, 32, 64 tokens, not 48" in explain(presets.yaad(), "cuda", chunk_size=48).where
     single = explain(presets.yaad(), "cpu", chunk_size=1)
     assert single.exact and single.where == "plain PyTorch on cpu" and not explain(presets.yaad()).exact
+
+
+@pytest.fixture
+def as_on_a_gpu(monkeypatch):
+    """Which calls a GPU's kernels take is asked where there is none."""
+    for module in (proven, deep_op):
+        monkeypatch.setattr(module, "INTERPRETED", False)
+
+
+@pytest.mark.parametrize(
+    "spec, options, channels",
+    [
+        (presets.yaad(), {}, "48, 64, 96 or 128"),
+        (presets.yaad(), {"dtype": torch.float32, "chunk_size": 16}, "48 or 64"),
+        (presets.titans_lmm(anchor=True), {}, "48 or 64"),
+        (presets.titans_lmm(), {}, "48, 64, 96 or 128"),
+        (presets.ttt_linear(), {"dtype": torch.float32}, "48 or 64"),
+    ],
+    ids=str,
+)
+def test_explain_says_the_channels_that_the_kernels_take(spec, options, channels, as_on_a_gpu):
+    assert f"fused kernels for {channels} channels a head" in explain(spec, "cuda", **options).where
+    known = [n for n in range(1, 257) if explain(spec, "cuda", channels=n, **options).backend == "triton"]
+    assert known == [int(n) for n in channels.replace(" or", ",").split(", ")]
+
+
+def test_explain_gives_a_refusal_alone_where_nothing_runs(as_on_a_gpu):
+    """Not the channels that the kernels would take otherwise."""
+    found = explain(presets.yaad(), "cuda", dtype=torch.float64)
+    assert found.backend == "torch" and "16-bit or float32 tokens" in found.where and "48" not in found.where
+
+
+def test_explain_names_the_gates_that_a_momentum_has():
+    kept = replace(presets.titans_lmm(), retention=retention.Keep(), name="")
+    assert "(plain PyTorch for a channel-wise mu or log_alpha)" in explain(presets.titans_lmm(), "cuda").where
+    assert "(plain PyTorch for a channel-wise mu)" in explain(kept, "cuda").where
 
 
 def test_a_gpu_that_nobody_compared_them_on_gets_them_by_name_alone(monkeypatch):

@@ -444,6 +444,14 @@ def test_what_fla_has_not_is_refused_with_the_reason(reason):
     assert explain(spec, "cuda").backend != "fla"
 
 
+def test_explain_says_which_gates_have_to_be_one_number_a_head(monkeypatch):
+    monkeypatch.setattr(matrix_fla, "FOUND", True)
+    where = {name: explain(presets.get(name), "cuda").where for name in ("deltanet", "gated_deltanet", "gla", "rwkv7", "dfw")}
+    assert where["deltanet"].endswith("plain PyTorch for float32 (plain PyTorch for a channel-wise eta)")
+    assert where["gated_deltanet"].endswith("unless TF32 is allowed (plain PyTorch for a channel-wise eta or log_alpha)")
+    assert not any("channel-wise" in where[name] for name in ("gla", "rwkv7", "dfw"))
+
+
 def test_refusals_that_depend_on_the_call(monkeypatch):
     spec, q, k, v, gates, keywords, _ = inputs("deltanet")
     with pytest.raises(ValueError, match="need an NVIDIA GPU, not cpu"):

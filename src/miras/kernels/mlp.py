@@ -24,6 +24,12 @@ def why_not(
     return deep_op.why_not(spec, device, dtype, channels, size, gates)
 
 
+def widths(spec: Spec, device: torch.device, dtype: torch.dtype, size: int) -> list[int]:
+    """The channels a head that kernels run a spec at, of those that they were compared at in a dtype."""
+    _, compared = (linear_op if _single(spec) else deep_op).PROVEN.get(dtype, ((), ()))
+    return [channels for channels in compared if why_not(spec, device, dtype, channels, size) is None]
+
+
 def by_name_alone(spec: Spec, device: torch.device) -> str | None:
     """Why kernels that can run a call wait to be asked for, or None where they are taken."""
     return proven.elsewhere(device) or own_step.uncompared(spec, device)
