@@ -7,8 +7,8 @@ Under some versions ptxas leaves a uniform register unset that a matrix instruct
 interpreter, wrong or an illegal access on the GPU. Reads of uniform registers before any write, in the order of the program,
 show it; a value that nothing needs can be read so as well, so what is found is to be looked at. Heads and channels are
 constants of the kernels, so each number of heads has machine code of its own. The Triton that is installed compiles: take the
-GPU's. GPUs other than Hopper get the kernels in plain Triton, and have less shared memory for a program: 163 KiB (A100), 99
-(RTX 3090, 4090 and 5090, A10, L4, L40S), 227 (H100, H200, B200).
+GPU's. Under any but 3.6 Hopper gets the kernels in plain Triton, and those are looked at. So do other GPUs, which have less
+shared memory for a program: 163 KiB (A100), 99 (RTX 3090, 4090 and 5090, A10, L4, L40S), not 227 (H100, H200, B200).
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from launching import Driver, as_on_hopper, call_of
 from triton.backends.compiler import GPUTarget
 from triton.runtime.jit import JITFunction
 
+from miras.kernels import launch
 from miras.lab.provenance import provenance
 
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -128,6 +129,14 @@ def told(label: str, found: dict[str, dict[str, Any]]) -> dict[str, dict[str, An
     return dict(found)
 
 
+def kernels_of(capability: int) -> tuple[bool, str]:
+    """Whether a GPU of a compute capability gets the kernels in Gluon under this Triton, and what is looked at, in words."""
+    if capability == HOPPER and launch.GLUON:
+        return True, "Hopper's kernels, the large ones in Gluon"
+    why = f", which Hopper gets under Triton {triton.__version__}: those in Gluon need 3.6" if capability == HOPPER else ""
+    return False, f"the kernels in plain Triton{why}"
+
+
 def main() -> None:
     """The command."""
     numbers = lambda text: [int(number) for number in text.split(",")]  # noqa: E731
@@ -142,7 +151,9 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="a JSON file for what was found")
     given = parser.parse_args()
     torch.set_num_threads(1)
-    as_on_hopper(resident=given.capability == HOPPER)
+    resident, said = kernels_of(given.capability)
+    print(said, flush=True)
+    as_on_hopper(resident=resident)
     Driver.target = GPUTarget("cuda", given.capability, 32)
     found: dict[str, dict[str, Any]] = {}
     compiling(found)
@@ -161,7 +172,7 @@ def main() -> None:
         rows[label] = told(label, found)
     if given.out:
         command = shlex.join(["python", "benchmarks/machine_code.py", *sys.argv[1:]])
-        made = provenance("triton") | {"command": command}
+        made = provenance("triton") | {"command": command, "looked at": said}
         given.out.write_text(json.dumps({"provenance": made, "kernels": rows}, indent=1) + "\n")
 
 

@@ -22,8 +22,9 @@ FULL = {"num_warps": 8, "maxnreg": 128}
 # of the machine's first GPU
 CAPABILITY = torch.cuda.get_device_capability() if torch.cuda.is_available() else None
 HOPPER = (9, 0)
-# Gluon is experimental: its kernels run where they were compared
-RESIDENT = triton.__version__.startswith("3.6.") and CAPABILITY == HOPPER
+# Gluon is experimental: its kernels run where they were compared, and are written for that version
+GLUON = triton.__version__.startswith("3.6.")
+RESIDENT = GLUON and CAPABILITY == HOPPER
 INTERPRETED = os.environ.get("TRITON_INTERPRET", "0") == "1"
 DOTS = {torch.bfloat16: tl.bfloat16, torch.float16: tl.float16, torch.float32: tl.float32}
 
