@@ -1,9 +1,14 @@
 """What the programs under benchmarks/ decide by themselves, without the GPU that they are for."""
 
+import importlib
+import itertools
 import re
 from pathlib import Path
 
 import pytest
+import torch
+
+import comparison
 
 pytest.importorskip("triton")
 
@@ -33,3 +38,64 @@ def test_machine_code_is_that_of_the_kernels_a_gpu_gets(capability, gluon, resid
     found, words = machine_code.kernels_of(capability)
     assert found == resident
     assert re.search(said, words)
+
+
+@pytest.fixture
+def numerics():
+    """``kernel_numerics``, and a case that the interpreter soon has done: a user's own bias, from a state, over one chunk."""
+    kernel_numerics = importlib.import_module("kernel_numerics")
+    spec = importlib.import_module("numerics_cases").NAMED["log cosh, a bias of one's own"]
+    return kernel_numerics, kernel_numerics.Case("own", spec, torch.float32, 16, 16, T=10, heads=1, carried=True)
+
+
+def test_a_case_of_the_numerics_passes_where_its_numbers_are_right(numerics, monkeypatch):
+    module, case = numerics
+    right = module.tried((case, 3))
+    assert right["passed"] and right["fused"].keys() >= {"y", "W1_T", "start2_T", "moved1_T", "dA1", "dA2", "deta"}
+    made = module.by_kernels
+    monkeypatch.setattr(module, "by_kernels", lambda *given: made(*given) | {"dA2": 1.001 * made(*given)["dA2"]})
+    wrong = module.tried((case, 3))
+    assert not wrong["passed"] and list(wrong["bad"]) == ["dA2"]
+    assert module.tried((case, 4))["plain"] != right["plain"]
+
+
+@pytest.mark.parametrize("check", ["finite", "same bits twice"])
+def test_what_is_not_finite_or_not_twice_the_same_fails(check, numerics, monkeypatch):
+    module, case = numerics
+    found = itertools.cycle([{"y": torch.tensor([1.0, torch.nan])}, {"y": torch.ones(2)}])
+    monkeypatch.setattr(module, "by_kernels", lambda *given: {"y": torch.ones(2)})
+    assert module.tried((case._replace(check=check), 3))["passed"]
+    monkeypatch.setattr(module, "by_kernels", lambda *given: next(found))
+    assert not module.tried((case._replace(check=check), 3))["passed"]
+
+
+def test_the_numerics_fail_by_everything_they_promise(numerics):
+    module, _ = numerics
+    row = {"case": "yaad", "dtype": "torch.bfloat16", "check": "finite", "passed": True}
+    near = {"W1": module.SAME_STATE, "last chunk": module.SAME_READ}
+    whole = {"cases": [row], "a million tokens": module.agreed(True, near)}
+    assert module.failures(whole) == [] == module.failures({"cases": [row]})
+    assert module.failures(whole | {"cases": [row | {"passed": False}]}) == ["yaad bfloat16, finite"]
+    for finite, apart in (
+        (False, near),
+        (True, near | {"W1": 2e-6}),
+        (True, near | {"last chunk": 0.01}),
+        (True, {"W1": torch.nan}),
+    ):
+        assert module.failures(whole | {"a million tokens": module.agreed(finite, apart)}) == ["a million tokens"]
+
+
+def test_what_nobody_wrote_to_is_not_a_number(numerics):
+    module, _ = numerics
+    for filled in (module.poisoned, comparison.poisoned):
+        with filled():
+            assert all(x.isnan().all() for x in (torch.empty(3), torch.empty_like(torch.ones(3)), torch.ones(3).new_empty(3)))
+        assert not torch.are_deterministic_algorithms_enabled()
+
+
+def test_each_family_is_compared_with_several_numbers_of_heads(numerics):
+    module, _ = numerics
+    for family in ("yaad", "yaad anchored", "titans_lmm", "moneta", "memora", "own step ball", "ttt_linear huber"):
+        heads = {case.heads for case in module.cases() if case.name == family and case.check == "compared"}
+        assert heads >= {4, 16}, family
+    assert len({case.label for case in module.cases()}) == len(module.cases())
