@@ -26,7 +26,7 @@ HEADS = {torch.bfloat16: 16, torch.float16: 4, torch.float32: 2}
 # a length that is no multiple of anything, and one of many chunks
 RAGGED, LONG = 211, 1000
 PACKED = {"T": 300, "bounds": [0, 1, 65, 129, 300]}
-TINY, TINY_HEADS = 16, 2
+TINY, TINY_HEADS, FEW = 16, 2, 5
 # of gates, how they are drawn; together over one chunk, where no dynamics magnify anything
 ENDS: dict[str, dict[str, Any]] = {
     "alpha 1e-6 to 1e-2": {"decay": 9.2},
@@ -65,14 +65,15 @@ class Case(NamedTuple):
 
     @property
     def tiny(self) -> Case:
-        """The case as Triton's interpreter has patience for it, as many chunks and as much of the last one, of 16 tokens.
+        """The case as Triton's interpreter has patience for it: as many chunks and as much of the last one, of 16 tokens; few.
 
         It multiplies no bfloat16.
         """
         scaled = lambda tokens: -(-tokens * TINY // self.size)  # noqa: E731
         bounds = None if self.bounds is None else [scaled(bound) for bound in self.bounds]
         dtype = torch.float16 if self.dtype == torch.bfloat16 else self.dtype
-        return self._replace(dtype=dtype, D=TINY, size=TINY, T=scaled(self.T), heads=min(self.heads, TINY_HEADS), bounds=bounds)
+        T = min(scaled(self.T), FEW * TINY) if bounds is None else bounds[-1]
+        return self._replace(dtype=dtype, D=TINY, size=TINY, T=T, heads=min(self.heads, TINY_HEADS), bounds=bounds)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

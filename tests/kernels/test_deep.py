@@ -1,5 +1,6 @@
 """The fused kernels against the chunk form in float64, values and every gradient; on the CPU by Triton's interpreter."""
 
+import math
 from dataclasses import dataclass, replace
 
 import pytest
@@ -25,6 +26,7 @@ SPECS = {
     "ttt_mlp": presets.ttt_mlp(),
     "titans": presets.titans_lmm(),
     "titans anchored": presets.titans_lmm(anchor=True),
+    "titans, nothing let go": replace(presets.titans_lmm(), retention=retention.Keep(), name=""),
     "moneta": presets.moneta(),
     "moneta anchored": presets.moneta(anchor=True, q=2.5),
     "memora": presets.memora(),
@@ -55,6 +57,19 @@ def test_channels_that_are_no_power_of_two(channels):
 def test_other_exponents(p):
     """Powers by products, by roots, and by a logarithm."""
     compared(replace(SPECS["l_p"], bias=bias.Lp(p=p)), B=1, T=21, H=1, K=16)
+
+
+ENDED = [
+    *((name, {"eta": 0.0}) for name in ("yaad", "titans", "moneta", "memora", *CARRIED)),
+    *((name, {"delta": delta}) for name in ("yaad", "yaad anchored") for delta in (0.0, math.inf)),
+    *((name, {"mu": mu}) for name in ("titans", "titans anchored", "titans, nothing let go") for mu in (0.0, 0.999)),
+]
+
+
+@pytest.mark.parametrize("name, end", ENDED, ids=str)
+def test_gates_at_their_ends(name, end):
+    """That of decay is in the tests of strong decay."""
+    compared(SPECS[name], B=1, T=32, H=1, K=16, end=end)
 
 
 def test_larger_chunks():

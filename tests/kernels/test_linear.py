@@ -1,5 +1,6 @@
 """The fused 1-layer MLP memory against the chunk form in float64, values and every gradient; on a CPU interpreted."""
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -33,6 +34,18 @@ SPECS = {
 @pytest.mark.parametrize("name", SPECS)
 def test_values_and_every_gradient(name, channelwise):
     compared(SPECS[name], B=2 if channelwise else 1, T=32, H=2, K=16, channelwise=channelwise)
+
+
+@pytest.mark.parametrize(
+    "name, end",
+    [
+        *((name, {"eta": 0.0}) for name in ("ttt_linear", "anchored")),
+        *((name, {"delta": delta}) for name in ("huber", "huber anchored") for delta in (0.0, math.inf)),
+    ],
+    ids=str,
+)
+def test_gates_at_their_ends(name, end):
+    compared(SPECS[name], B=1, T=32, H=1, K=16, end=end)
 
 
 @pytest.mark.parametrize("channels", [24, 48, 96])

@@ -1,5 +1,6 @@
 """Retentions with a step of their own between chunks: the kernels against the chunk form, values and all gradients."""
 
+import math
 from dataclasses import dataclass, replace
 
 import pytest
@@ -126,6 +127,16 @@ ROUNDED = 1e-4
 def test_values_and_every_gradient(name, channelwise):
     several = 2 if channelwise else 1
     compared(SPECS[name], ROUNDED, B=several, T=37, H=several, K=16, channelwise=channelwise)
+
+
+@pytest.mark.parametrize(
+    "name, end",
+    [*((name, {"eta": 0.0}) for name in EACH), ("elastic net", {"delta": 0.0}), ("elastic net", {"delta": math.inf})],
+    ids=str,
+)
+def test_gates_at_their_ends(name, end):
+    """Steps before are small: no weight comes near zero, where its logarithm has no digits in float32."""
+    compared(SPECS[name], ROUNDED, B=1, T=32, H=1, K=16, end=end, eta=0.01)
 
 
 @pytest.mark.parametrize("T", [1, 16, 17, 48])
