@@ -2,14 +2,14 @@
 
     python benchmarks/kernels.py --out benchmarks/results/kernels.json
 
-Medians by CUDA events, as launched from Python, and of a GPU that does not wait for launches; peak memory, achieved TFLOP/s and
-their share of a measured matrix product, ratios to fla's delta rule where fla is importable (its path may be given by
-PYTHONPATH); what each kernel takes, by torch's profiler, and how fast it moves what it is given; then time against length at a
-fixed number of tokens, and a plot of it. fla tunes itself for minutes, so it runs in a process of its own, which is given up
-after ``--patience`` seconds; so does titans-pytorch, once as it comes and once with weights that move every chunk, as ours do.
+Medians by CUDA events, as launched from Python, and of a GPU that does not wait for launches; peak memory, TFLOP/s as launched
+and their share of a measured matrix product, forwards and both ways, ratios to fla's delta rule where fla is importable (its
+path may be given by PYTHONPATH); what each kernel takes, by torch's profiler, and how fast it moves what it is given; then time
+against length at a fixed number of tokens, and a plot of it. fla tunes itself for minutes, so it runs in a process of its own,
+which is given up after ``--patience`` seconds; so does titans-pytorch, once as it comes and once with weights that move every
+chunk, as ours do.
 
-The arithmetic counted is what the chunk form needs, with nothing recomputed: 7 products of C x E x D, 2 of C x C x E and 2 of
-C x C x D a chunk and head forwards, twice that backwards.
+``arithmetic.py`` says what arithmetic is counted.
 """
 
 from __future__ import annotations
@@ -24,14 +24,12 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from arithmetic import CHUNK, Sizes, Work, rated, work_of
 from gpu_timing import both_passes, gpu_ms, measured
 from torch import Tensor
 
 from miras import Gates, Spec, memorize, presets
 from miras.lab.provenance import provenance
-
-Sizes = tuple[int, int, int, int]
-CHUNK = 64
 
 
 def profiled(call: Callable[[], Tensor], leaves: list[Tensor]) -> dict[str, float]:
@@ -71,12 +69,6 @@ def carried(call: Callable[[], Tensor], leaves: list[Tensor]) -> dict[str, float
     return found
 
 
-def flops(B: int, T: int, H: int, D: int) -> float:
-    """What a forward pass of the chunk form needs."""
-    C, E = CHUNK, 4 * D
-    return B * T / C * H * 2 * (7 * C * E * D + 2 * C * C * E + 2 * C * C * D)
-
-
 def memory_case(
     spec: Spec, backend: str, sizes: Sizes, *, profile: bool = False, recompute: int | None = None
 ) -> dict[str, Any]:
@@ -108,12 +100,7 @@ def memory_case(
     row: dict[str, Any] = dict(measured(call, leaves))
     if profile:
         row |= {"kernels_ms": profiled(call, leaves), "kernels_gb": carried(call, leaves)}
-    needed = flops(*sizes)
-    rates = {
-        "forward_tflops": needed / row["forward_ms"] / 1e9,
-        "forward_backward_tflops": 3 * needed / row["forward_backward_ms"] / 1e9,
-    }
-    return row | rates
+    return row
 
 
 def attention_case(sizes: Sizes) -> dict[str, float]:
@@ -206,8 +193,9 @@ def told(results: dict[str, Any]) -> None:
             said += [kind, *(f"{row[key]:7.2f}" for key in keys), "ms"]
             said += [] if "missing" in base else [*(f"{row[key] / base[key]:6.2f}" for key in keys), "x fla"]
         said.append(f"{row['peak_gib']:6.2f} GiB")
-        if "forward_tflops" in row:
-            said.append(f"{row['forward_backward_tflops'] / results['ceiling_tflops']:.1%} of the ceiling")
+        if row["forward_tflops"] is not None:
+            said.append(" / ".join(f"{row[f'{kind}_tflops']:.0f}" for kind in Work._fields) + " TFLOP/s,")
+            said.append(" / ".join(f"{row[f'{kind}_share']:.1%}" for kind in Work._fields) + " of the ceiling")
         print(" ".join(said))
     profiles = {name: row for name, row in results["rows"].items() if "kernels_ms" in row}
     kernels = dict.fromkeys(kernel for row in profiles.values() for kernel in row["kernels_ms"])
@@ -260,9 +248,14 @@ def main() -> int:
     }
     results = {
         "provenance": provenance("triton", "fla-core", "titans-pytorch"),
-        "gpu": torch.cuda.get_device_name(), "sizes": sizes, "ceiling_tflops": ceiling(),
+        "gpu": torch.cuda.get_device_name(), "sizes": sizes, "ceiling_tflops": (top := ceiling()),
         "copy_tb_s": bandwidth(),
-        "rows": rows, "growth": growth, "B=8, T=16384": long,
+        "rows": {name: rated(row, work_of(name, sizes), top) for name, row in rows.items()},
+        "growth": {
+            name: {str(own[1]): rated(row[str(own[1])], work_of(name, own), top) for own in lengths}
+            for name, row in growth.items()
+        },
+        "B=8, T=16384": {name: rated(row, work_of(name, (8, 16384, *sizes[2:])), top) for name, row in long.items()},
     }  # fmt: skip
     options.out.parent.mkdir(parents=True, exist_ok=True)
     options.out.write_text(json.dumps(results, indent=1))

@@ -99,3 +99,36 @@ def test_each_family_is_compared_with_several_numbers_of_heads(numerics):
         heads = {case.heads for case in module.cases() if case.name == family and case.check == "compared"}
         assert heads >= {4, 16}, family
     assert len({case.label for case in module.cases()}) == len(module.cases())
+
+
+def test_every_row_of_the_kernels_has_its_arithmetic():
+    kernels = importlib.import_module("kernels")
+    sizes = (8, 4096, 16, 64)
+    # of the page: 311 kFLOP a token and head, 163 GFLOP in all
+    assert kernels.work_of("yaad", sizes).forward == kernels.work_of("yaad, plain chunk form", sizes).forward
+    assert kernels.work_of("yaad", sizes).forward == pytest.approx(163e9, rel=0.01)
+    # attention is quadratic in the length, half of its square; the others are linear
+    for name, growth in (("flash attention (torch)", 4), ("fla delta rule", 2), ("yaad, kernels", 2)):
+        one, other = (kernels.work_of(name, (8, time, 16, 64)) for time in (1024, 2048))
+        assert other.forward_backward == growth * one.forward_backward
+    assert kernels.work_of("flash attention", sizes).forward == 2 * 8 * 16 * 4096**2 * 64
+    row = {"forward_ms": 2.0, "forward_backward_ms": 5.0}
+    found = kernels.rated(row, kernels.Work(1e12, 3e12), 800.0)
+    assert found == row | {
+        "forward_tflops": 500.0, "forward_share": 0.625, "forward_backward_tflops": 600.0, "forward_backward_share": 0.75,
+    }  # fmt: skip
+    assert kernels.rated(row, None, 800.0)["forward_share"] is None
+    assert kernels.rated({"missing": "fla"}, None, 800.0) == {"missing": "fla"}
+
+
+def test_the_table_shows_them(capsys):
+    kernels = importlib.import_module("kernels")
+    row = dict.fromkeys(("forward_ms", "forward_backward_ms", "forward_ahead_ms", "forward_backward_ahead_ms", "peak_gib"), 2.0)
+    rows = {
+        "fla delta rule": {"missing": "fla"},
+        "yaad": kernels.rated(row, kernels.Work(1e12, 3e12), 2000.0),
+        "titans-pytorch": kernels.rated(row, None, 2000.0),
+    }
+    kernels.told({"rows": rows, "growth": {}, "copy_tb_s": 4.2})
+    _, yaad, titans, *_ = capsys.readouterr().out.splitlines()
+    assert yaad.endswith("500 / 1500 TFLOP/s, 25.0% / 75.0% of the ceiling") and titans.endswith("GiB")
