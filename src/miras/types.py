@@ -231,7 +231,7 @@ def transformed(given: Any) -> bool:
     tensors = [x for x in pytree.tree_leaves(given) if isinstance(x, Tensor)]
     if within and any(torch._C._functorch.is_functorch_wrapped_tensor(x) for x in tensors):
         return True
-    return forwards and any(forward_ad.unpack_dual(x).tangent is not None for x in tensors)
+    return forwards and any(forward_ad.unpack_dual(x).tangent is not None for x in tensors)  # type: ignore[no-untyped-call]
 
 
 def whole(value: object, least: int) -> bool:
