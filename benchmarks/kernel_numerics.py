@@ -11,6 +11,7 @@ times that of plain PyTorch with the same rounded inputs, or ``ROUNDED[dtype]``,
 chained products costs. Huber's gradient jumps where an error crosses its threshold; in 16 bits a few errors
 do, so k, v and delta get ``KINK`` there. Memora's gradient jumps where a weight crosses the floor of its logarithm; it may be
 as far off as ``moved_by_rounding`` finds float64 to be. That of an anchored decay is a difference: ``near_the_anchor``.
+A sigmoid's weights are all positive: ``beside_their_mean``.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import argparse
 import contextlib
 import dataclasses
 import json
+import math
 import re
 import secrets
 import time
@@ -105,6 +107,19 @@ def near_the_anchor(case: Case, given: Inputs, cut: Tensor | None, exact: Found)
     return {"dlog_alpha": ROUNDED[case.dtype] * float(whole["dlog_alpha"].norm() / exact["dlog_alpha"].norm())}
 
 
+def beside_their_mean(kept: retention.Retention, given: Inputs) -> float:
+    """How much larger a Bregman link's weights are, all layers together, than what is beside their mean.
+
+    A LayerNorm's gradient sums to zero, so that the mean of W_1 adds nothing to what goes back; rounded, the sum is not zero,
+    and where weights are all positive, as a sigmoid's are, the mean is most of them. Next to a mean of zero this is 1.
+    """
+    if not isinstance(kept, retention.Bregman):
+        return 1.0
+    start = given.start["A"] if "A" in given.start else given.start["W"]
+    weights = [kept.to_weight(a) for a in start]
+    return math.prod(float(w.norm() / (w - w.mean()).norm()) for w in weights)
+
+
 def by_kernels(case: Case, given: Inputs, cut: Tensor | None) -> Found:
     """What the kernels make of a case: in float16 with the largest loss that overflows nothing."""
     for scale in LOSS_SCALES if case.dtype == torch.float16 else (1.0,):
@@ -140,7 +155,8 @@ def limits(case: Case, given: Inputs, plain: dict[str, float], jumps: dict[str, 
     wide |= (
         dict.fromkeys(("dlog_alpha", "dA_01", "dA_02"), NEAR[case.dtype]) if rounded and case.spec.retention.anchored else {}
     )
-    return {n: max(4 * e, jumps.get(n, 0.0), wide.get(n, ROUNDED[case.dtype])) for n, e in plain.items()}
+    usual = ROUNDED[case.dtype] * beside_their_mean(case.spec.retention, given)
+    return {n: max(4 * e, jumps.get(n, 0.0), wide.get(n, usual)) for n, e in plain.items()}
 
 
 def asked(case: Case) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """What the programs under benchmarks/ decide by themselves, without the GPU that they are for."""
 
+import dataclasses
 import importlib
 import itertools
 import re
@@ -12,6 +13,7 @@ import comparison
 
 pytest.importorskip("triton")
 
+from miras import retention
 from miras.kernels import launch
 
 FOLDER = Path(__file__).parent.parent / "benchmarks"
@@ -83,6 +85,16 @@ def test_the_numerics_fail_by_everything_they_promise(numerics):
         (True, {"W1": torch.nan}),
     ):
         assert module.failures(whole | {"a million tokens": module.agreed(finite, apart)}) == ["a million tokens"]
+
+
+def test_a_sigmoids_weights_alone_are_let_further_off(numerics):
+    module, case = numerics
+    found = {}
+    for kept in (retention.Bregman(link="sigmoid"), retention.Bregman(link="identity"), case.spec.retention):
+        own = case._replace(spec=dataclasses.replace(case.spec, retention=kept), carried=False)
+        found[kept] = module.beside_their_mean(kept, module.drawn(own))
+    sigmoid, identity, usual = found.values()
+    assert sigmoid > 4 and identity < 1.05 and usual == 1.0
 
 
 def test_what_nobody_wrote_to_is_not_a_number(numerics):
