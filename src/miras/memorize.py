@@ -24,8 +24,8 @@ from .retention import Dual
 from .sequences import from_any_place, packed
 from .spec import Spec
 from .stretches import in_stretches
-from .torch_modes import uncast
-from .types import UNKNOWN, AnyState, Gates, State, Weights, require, transformed
+from .torch_modes import UNKNOWN, transformed, uncast
+from .types import AnyState, Gates, State, Weights, require
 
 Form = Literal["chunk", "recurrent"]
 Backend = Literal["auto", "torch", "triton", "fla"]

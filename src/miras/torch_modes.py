@@ -1,4 +1,4 @@
-"""What torch's own switches do not do everywhere: computing again under a transform, autocast on a device that has none."""
+"""What torch's own switches do not do everywhere: computing again, kernels, autocast on a device that has none."""
 
 from __future__ import annotations
 
@@ -7,9 +7,14 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any, TypeVar
 
 import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+from torch.utils import _pytree as pytree
 from torch.utils.checkpoint import checkpoint
 
 Made = TypeVar("Made")
+# what no kernel has
+UNKNOWN = "neither derivatives forwards (jvp) nor torch.func's transforms"
 
 
 def again(function: Callable[..., Made], *arguments: Any) -> Made:
@@ -18,15 +23,29 @@ def again(function: Callable[..., Made], *arguments: Any) -> Made:
     The transforms of ``torch.func`` take no part in that: under them everything is kept, as it is without gradients, where
     nothing needs to be.
     """
-    if not torch.is_grad_enabled() or transformed():
+    if not torch.is_grad_enabled() or transforming():
         return function(*arguments)
     made: Made = checkpoint(function, *arguments, use_reentrant=False, preserve_rng_state=False)
     return made
 
 
-def transformed() -> bool:
+def transforming() -> bool:
     """Whether a transform of ``torch.func`` is at work; a compiler puts them together with what it compiles."""
     return not torch.compiler.is_compiling() and torch._C._functorch.peek_interpreter_stack() is not None
+
+
+def transformed(given: Any) -> bool:
+    """Whether a tensor of a tree carries a tangent, its derivative forwards, or is in a transform of ``torch.func``.
+
+    No kernel follows those, and torch's library would drop a tangent without a word.
+    """
+    forwards, within = forward_ad._current_level >= 0, transforming()
+    if not (forwards or within):
+        return False
+    tensors = [x for x in pytree.tree_leaves(given) if isinstance(x, Tensor)]
+    if within and any(torch._C._functorch.is_functorch_wrapped_tensor(x) for x in tensors):
+        return True
+    return forwards and any(forward_ad.unpack_dual(x).tangent is not None for x in tensors)  # type: ignore[no-untyped-call]
 
 
 def uncast(device: torch.device) -> AbstractContextManager[Any]:

@@ -16,8 +16,6 @@ from typing import Any, ClassVar, Literal, NamedTuple, TypeVar, get_args
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
-from torch.utils import _pytree as pytree
 
 Width = Literal["scalar", "key", "value", "keys only", "ridge"]
 Weights = tuple[Tensor, ...]
@@ -26,8 +24,6 @@ PartT = TypeVar("PartT", bound="Part")
 IGNORED = -100
 # how infinity is spelt in JSON
 ENDLESS = "inf"
-# what no kernel has
-UNKNOWN = "neither derivatives forwards (jvp) nor torch.func's transforms"
 
 
 class Rule(NamedTuple):
@@ -216,22 +212,6 @@ def looked_at(condition: Tensor) -> bool | None:
         if "vmap" in str(error):
             return None
         raise
-
-
-def transformed(given: Any) -> bool:
-    """Whether a tensor of a tree carries a tangent, its derivative forwards, or is in a transform of ``torch.func``.
-
-    No kernel follows those, and torch's library would drop a tangent without a word.
-    """
-    forwards = forward_ad._current_level >= 0
-    # a compiler sees a transform of its own everywhere
-    within = not torch.compiler.is_compiling() and torch._C._functorch.peek_interpreter_stack() is not None
-    if not (forwards or within):
-        return False
-    tensors = [x for x in pytree.tree_leaves(given) if isinstance(x, Tensor)]
-    if within and any(torch._C._functorch.is_functorch_wrapped_tensor(x) for x in tensors):
-        return True
-    return forwards and any(forward_ad.unpack_dual(x).tangent is not None for x in tensors)  # type: ignore[no-untyped-call]
 
 
 def whole(value: object, least: int) -> bool:

@@ -16,7 +16,8 @@ from torch.autograd import forward_ad
 from torch.nn.parameter import Parameter
 from triton.runtime.errors import OutOfResources
 
-from ..types import UNKNOWN, require, transformed
+from ..torch_modes import UNKNOWN, transformed
+from ..types import require
 
 # an argument of an operator: a tensor or none, a list of tensors, or a setting
 Argument: TypeAlias = Tensor | list[Tensor] | int | float | bool | str | None
