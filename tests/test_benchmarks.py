@@ -1,7 +1,7 @@
 """What the programs under benchmarks/ decide by themselves, without the GPU that they are for."""
 
 import dataclasses
-import importlib
+import importlib.util
 import itertools
 import re
 from pathlib import Path
@@ -23,6 +23,14 @@ FOLDER = Path(__file__).parent.parent / "benchmarks"
 def beside(monkeypatch):
     """They import each other as they do when one is run."""
     monkeypatch.syspath_prepend(str(FOLDER))
+
+
+def program(name):
+    """A program whose name other modules have too, as the folder of tests of kernels."""
+    spec = importlib.util.spec_from_file_location(f"benchmark_{name}", FOLDER / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 @pytest.mark.parametrize(
@@ -114,7 +122,7 @@ def test_each_family_is_compared_with_several_numbers_of_heads(numerics):
 
 
 def test_every_row_of_the_kernels_has_its_arithmetic():
-    kernels = importlib.import_module("kernels")
+    kernels = program("kernels")
     sizes = (8, 4096, 16, 64)
     # of the page: 311 kFLOP a token and head, 163 GFLOP in all
     assert kernels.work_of("yaad", sizes).forward == kernels.work_of("yaad, plain chunk form", sizes).forward
@@ -134,7 +142,7 @@ def test_every_row_of_the_kernels_has_its_arithmetic():
 
 
 def test_the_table_shows_them(capsys):
-    kernels = importlib.import_module("kernels")
+    kernels = program("kernels")
     row = dict.fromkeys(("forward_ms", "forward_backward_ms", "forward_ahead_ms", "forward_backward_ahead_ms", "peak_gib"), 2.0)
     rows = {
         "fla delta rule": {"missing": "fla"},
