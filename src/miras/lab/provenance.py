@@ -63,8 +63,17 @@ def provenance(*packages: str) -> dict[str, object]:
         "versions": versions(*packages),
         "commit": commit(),
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
-        "command": shlex.join(["python", *sys.argv]),
+        "command": command(sys.argv),
     }
+
+
+def command(words: list[str]) -> str:
+    """A program and its arguments; where a file lies on one machine tells nobody else anything.
+
+    >>> command(["experiments/recall/run.py", "--source", "/home/me/enwik8.xz"])
+    'python experiments/recall/run.py --source enwik8.xz'
+    """
+    return shlex.join(["python", *(Path(word).name if Path(word).is_absolute() else word for word in words)])
 
 
 def source() -> dict[str, object]:
