@@ -14,7 +14,7 @@ ROOMS = ("memory", "bias", "retention", "algorithm")
 # who may import whom, from the bottom up
 FLOORS = [
     {"types", "__version__"},
-    {"files", "products", "torch_modes"},
+    {"files", "products", "rows", "torch_modes"},
     set(ROOMS),
     {"spec"},
     {"presets", "checks"},
@@ -57,6 +57,11 @@ def test_imports_point_one_way():
 
 def test_the_four_rooms_never_import_each_other():
     assert {(a, b) for a, b in imports() if a in ROOMS and b in ROOMS and a != b} == set()
+
+
+def test_forms_and_kernels_never_import_each_other():
+    """The forms are what kernels are tested against."""
+    assert {(a, b) for a, b in imports() if {a, b} == {"forms", "kernels"}} == set()
 
 
 def test_nothing_below_nn_creates_a_parameter():

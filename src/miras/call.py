@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from .forms.common import on_device
+from .rows import on_device
 from .spec import Spec
 from .types import AnyState, Gates, Norm, State
 

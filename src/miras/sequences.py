@@ -13,9 +13,10 @@ from torch import Tensor
 
 from .call import Call, behind
 from .forms.chunk import chunk
-from .forms.common import each_row, picked, places, replaced, stacked
+from .forms.common import each_row, picked, replaced, stacked
 from .forms.ragged import buckets, positions, repacked, unpacked, unpacked_gates
 from .forms.recurrent import recurrent
+from .rows import places
 from .types import AnyState, State
 
 

@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from .call import Call
-from .forms.common import each_row, places, stacked
+from .forms.common import each_row, stacked
+from .rows import places
 from .torch_modes import again
 from .types import AnyState
 

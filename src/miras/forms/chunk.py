@@ -15,6 +15,7 @@ from ..bias import DotProduct
 from ..memory import Matrix
 from ..retention import L2, Keep, Retention
 from ..retention.base import decay
+from ..rows import on_device, places
 from ..spec import Spec
 from ..torch_modes import again
 from ..types import AnyState, CacheState, Gates, Held, NewtonState, Norm, Progress, State, require
@@ -22,7 +23,7 @@ from .attention import attention
 from .chunk_delta import chunk_delta
 from .chunk_newton import chunk_newton
 from .chunk_scan import Carry, Tokens, run
-from .common import held_of, none_for, on_device, places, split, unmoved
+from .common import held_of, none_for, split, unmoved
 
 # chunks whose intermediate results are kept for the backward pass; further ones are recomputed from the state before them
 STRETCH = 16

@@ -115,19 +115,6 @@ def replaced(state: AnyState, rows: list[int], own: AnyState) -> AnyState:
     return stacked(every)
 
 
-def places(state: AnyState) -> list[int]:
-    """How far into its chunk each row stands; read where it lies, which is the CPU unless somebody moved it."""
-    if not isinstance(state, State) or state.chunk is None:
-        return [0] * len(as_tuple(state.weights)[0])
-    found: list[int] = state.chunk.position.tolist()
-    return found
-
-
-def on_device(numbers: Sequence[int], device: torch.device) -> Tensor:
-    """Numbers on a device, which nobody waits for."""
-    return torch.tensor(numbers, dtype=torch.long).to(device, non_blocking=True)
-
-
 def _in_a_chunk(state: State) -> State:
     """A state that says where in its chunk it stands, if only at its start."""
     if state.chunk is not None:

@@ -16,9 +16,9 @@ import triton
 from torch import Tensor
 
 from ..algorithm import GradientDescent, Momentum
-from ..forms.common import places
 from ..memory import MLP
 from ..retention import KL, L2, Keep, Lq
+from ..rows import places
 from ..spec import Spec
 from ..types import Gates, Norm, State
 from .biases import DEVICE, Fused, fused

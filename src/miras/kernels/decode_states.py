@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..forms.common import on_device, places
+from ..rows import on_device, places
 from ..types import Progress, State, Weights, require
 
 
