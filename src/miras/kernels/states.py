@@ -106,11 +106,11 @@ def opened(
     # the outer weight decays by its rows, an inner one by its columns
     decays, kept = (zero,) * len(start), start
     if log_alpha is not None:
-        token = torch.arange(log_alpha.shape[0], device=log_alpha.device)
-        row = torch.bucketize(token, rows.first + rows.length, right=True)
-        late = token >= (rows.first + rows.length - begun + int(led))[row]
-        none = log_alpha.new_zeros(len(lengths), *log_alpha.shape[1:], dtype=torch.float32)
-        total = none.index_add(0, row, log_alpha.float() * late[:, None, None])
+        # gathered, not added up where they belong: on a GPU that adds in any order
+        place = torch.arange(size - 1, device=log_alpha.device)
+        late = place < (begun - int(led))[:, None]
+        where = (rows.first + rows.length)[:, None] - 1 - torch.where(late, place, 0)
+        total = (log_alpha.float()[where.clamp_min(0)] * late[:, :, None, None]).sum(1)
         decays = (total[..., :, None], total[..., None, :])[: len(start)]
         anchors = reached.anchor or (None,) * len(start)
         kept = tuple(decay(w, log, a) for w, log, a in zip(start, decays, anchors, strict=True))
