@@ -30,6 +30,19 @@ def test_an_untamed_start_is_found():
     assert layer_noise(layer, torch.randn(1, 512, 64)).response.max() > 1e-3
 
 
+def test_products_have_all_their_digits_whatever_the_process_lets_a_gpu_shorten_them_to(monkeypatch):
+    """With TF32 a tame memory would answer with 5e-4 on a GPU."""
+    layer, met = MirasLayer(64, 1, "yaad"), []
+    remember = layer.remember
+    monkeypatch.setattr(layer, "remember", lambda *own: met.append(torch.get_float32_matmul_precision()) or remember(*own))
+    torch.set_float32_matmul_precision("high")
+    try:
+        layer_noise(layer, torch.randn(1, 16, 64))
+        assert met[:2] == ["highest", "highest"] and torch.get_float32_matmul_precision() == "high"
+    finally:
+        torch.set_float32_matmul_precision("highest")
+
+
 def test_every_layer_of_a_model_at_its_own_input():
     model = MirasForCausalLM(MirasConfig.preset("yaad-tiny-h", num_hidden_layers=4)).eval()
     found = noise_response(model, torch.randint(0, 256, (2, 70)))

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .nn import MirasLayer, MirasState
+from .torch_modes import exact_products
 from .types import require
 
 
@@ -38,9 +39,10 @@ def layer_noise(layer: MirasLayer, x: Tensor, *, relative: float = 1e-6, seed: i
         raise ValueError(f"{layer.spec} has no key to move: it is tied to the decay")
     direction = torch.randn(k.shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(k)
     noise = relative * k.norm(dim=-1, keepdim=True) * F.normalize(direction, dim=-1)
-    y = layer.finish(prepared, layer.remember(prepared)[0])
     moved = prepared._replace(k=k + noise)
-    away = layer.finish(moved, layer.remember(moved)[0])
+    # rounding to TF32 would make 5e-4 of any noise
+    with exact_products():
+        y, away = (layer.finish(own, layer.remember(own)[0]) for own in (prepared, moved))
     with torch.autocast(x.device.type, torch.bfloat16):
         low, _ = layer(x)
     return NoiseResponse(_apart(away, y), _apart(low.to(y.dtype), y))

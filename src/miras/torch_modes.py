@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, TypeVar
 
 import torch
@@ -52,6 +52,17 @@ def uncast(device: torch.device) -> AbstractContextManager[Any]:
     """No autocast on a device, which may be one that knows none."""
     known = torch.amp.is_autocast_available(device.type)
     return torch.autocast(device.type, enabled=False) if known else nullcontext()
+
+
+@contextmanager
+def exact_products() -> Iterator[None]:
+    """Products of float32 with all of its digits, whatever the process lets a GPU shorten them to (TF32)."""
+    asked = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("highest")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(asked)
 
 
 def multiplied_in(device: torch.device, dtype: torch.dtype) -> torch.dtype:
