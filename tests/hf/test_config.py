@@ -84,12 +84,14 @@ def test_the_recipe_follows_the_configuration():
         step_start=0.5,
         step_limit=2.0,
         decay_start=0.01,
+        decay_limit=0.1,
     ).recipe
     assert [MirasConfig.preset("yaad-tiny", silu=given).recipe.silu for given in (True, False)] == [True, False]
     assert [MirasConfig.preset("yaad-tiny", step_sum=given).recipe.step_sum for given in (None, 2.0, 0)] == [1.0, 2.0, None]
     assert changed.rope == 1e4 and changed.convolution is None and changed.value_norm
     assert {(gate.rank, gate.pace) for gate in changed.gates} == {(7, 0.1)}
     assert changed.gate("eta").start == 0.5 and changed.gate("eta").limit == 2.0 and changed.gate("log_alpha").start == 0.01
+    assert changed.gate("log_alpha").link == "bounded_decay" and changed.gate("log_alpha").limit == 0.1
     assert MirasConfig.preset("transformer-tiny", rope=False).recipe.rope is None
     assert MirasConfig.preset("gated_deltanet-tiny").recipe.output_gate == "silu"
     for given, want in (("sigmoid", "sigmoid"), ("none", None)):

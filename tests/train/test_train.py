@@ -457,6 +457,8 @@ def test_bad_input_is_one_line(lab, capsys):
         'model.spec takes the JSON itself: --model.spec "$(cat mine.json)"': ["--model.spec", "mine.json"],
         "gate_pace changes a gate that transformer": ["--model.name", "transformer-tiny", "--model.pace", "0.1"],
         "decay_start changes a gate that deltanet": ["--model.name", "deltanet-tiny", "--model.decay", "0.1"],
+        "decay_limit changes a gate that deltanet": ["--model.name", "deltanet-tiny", "--model.decay_limit", "0.1"],
+        "log_alpha starts at 0.0001, which must lie below its limit 1e-05": ["--model.decay_limit", "1e-5"],
         "engine.backend fla cannot run yaad": ["--engine.backend", "fla"],
     }
     for message, argv in cases.items():

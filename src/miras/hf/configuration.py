@@ -35,7 +35,8 @@ ROPE_BASE = 1e4
 # fields of one plain kind, or None, which other checks do not name
 PLAIN = (
     "rope", "rope_base", "silu", "output_gate", "value_norm", "step_sum", "gate_pace", "step_start", "step_limit",
-    "decay_start", "weight_start", "initializer_range", "rms_norm_eps", "use_cache", "tie_word_embeddings", "label",
+    "decay_start", "decay_limit", "weight_start", "initializer_range", "rms_norm_eps", "use_cache", "tie_word_embeddings",
+    "label",
 )  # fmt: skip
 
 
@@ -58,7 +59,8 @@ class MirasConfig(PreTrainedConfig):
         gate_rank: rank of the channel-wise gates' projections; as the recipe has it if None.
         gate_pace: how fast the gates learn beside the rest; as the recipe has it if None.
         step_start, step_limit: the relative step a deep memory starts with, and its largest; as the recipe has it if None.
-        decay_start: the decay, -log alpha, that a memory starts with; as the recipe has it if None.
+        decay_start, decay_limit: the decay, -log alpha, that a memory starts with, and its largest; as the recipe has it if
+            None, where most have none.
         weight_start: standard deviation of a deep memory's initial weights; as the recipe has it if None.
         loss_chunk: tokens whose logits exist at once when a loss is computed; with 0 all of them do.
         label: the name it is known by, for people.
@@ -89,6 +91,7 @@ class MirasConfig(PreTrainedConfig):
     step_start: float | None = None
     step_limit: float | None = None
     decay_start: float | None = None
+    decay_limit: float | None = None
     weight_start: float | None = None
     initializer_range: float = 0.02
     rms_norm_eps: float = 1e-6
@@ -189,13 +192,21 @@ class MirasConfig(PreTrainedConfig):
                 )
             if gate.name == "log_alpha" and self.decay_start is not None:
                 gate = dataclasses.replace(gate, start=self.decay_start)
+            if gate.name == "log_alpha" and self.decay_limit is not None:
+                gate = dataclasses.replace(gate, link="bounded_decay", limit=self.decay_limit)
             gates.append(gate)
         made = dataclasses.replace(recipe, gates=tuple(gates), **changes)
         return bounded(made) if self.step_limit is None else made
 
     def _check_gates(self, there: set[str]) -> None:
         """Refuse a change of a gate that the memory has not."""
-        needed = {"gate_pace": there, "step_start": {"eta"}, "step_limit": {"eta"}, "decay_start": {"log_alpha"}}
+        needed = {
+            "gate_pace": there,
+            "step_start": {"eta"},
+            "step_limit": {"eta"},
+            "decay_start": {"log_alpha"},
+            "decay_limit": {"log_alpha"},
+        }
         for name, gates in needed.items():
             fits = getattr(self, name) is None or bool(there & gates)
             require(

@@ -55,6 +55,7 @@ IDENTITY = (
     "gate_pace",
     "step_start",
     "step_limit",
+    "decay_limit",
     "weight_start",
     "rms_norm_eps",
     "tie_word_embeddings",

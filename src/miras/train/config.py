@@ -207,6 +207,7 @@ class ModelConfig:
     step: float | None = option(None, "the relative step that a memory starts with, instead of the preset's")
     step_limit: float | None = option(None, "the largest relative step, instead of the preset's")
     decay: float | None = option(None, "the decay, -log alpha, that a memory starts with, instead of the preset's")
+    decay_limit: float | None = option(None, "the largest decay of a token, instead of the preset's, where most have none")
     pace: float | None = option(None, "how fast gates learn beside the rest: 0.1 for gates that a high rate throws off")
     start: float | None = option(None, "standard deviation of a deep memory's initial weights, instead of 1")
 
@@ -218,6 +219,7 @@ class ModelConfig:
             step=self.step,
             step_limit=self.step_limit,
             decay=self.decay,
+            decay_limit=self.decay_limit,
             pace=self.pace,
             start=self.start,
         )

@@ -60,6 +60,7 @@ FIELDS = {
     "step": "step_start",
     "step_limit": "step_limit",
     "decay": "decay_start",
+    "decay_limit": "decay_limit",
     "pace": "gate_pace",
     "start": "weight_start",
 }
