@@ -3,6 +3,7 @@
 import dataclasses
 import importlib.util
 import itertools
+import json
 import re
 from pathlib import Path
 
@@ -31,6 +32,15 @@ def program(name):
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+def test_the_pages_tables_are_what_the_kept_run_says():
+    tables = program("kernel_tables")
+    results = json.loads(tables.KEPT.read_text())
+    for page in tables.PAGES:
+        text = (FOLDER.parent / page).read_text()
+        assert "made by benchmarks/kernel_tables.py" in text
+        assert tables.with_tables(text, results) == text, "run python benchmarks/kernel_tables.py"
 
 
 @pytest.mark.parametrize(
