@@ -34,7 +34,9 @@ def test_products_have_all_their_digits_whatever_the_process_lets_a_gpu_shorten_
     """With TF32 a tame memory would answer with 5e-4 on a GPU."""
     layer, met = MirasLayer(64, 1, "yaad"), []
     remember = layer.remember
-    monkeypatch.setattr(layer, "remember", lambda *own: met.append(torch.get_float32_matmul_precision()) or remember(*own))
+    monkeypatch.setattr(
+        layer, "remember", lambda *own, **how: met.append(torch.get_float32_matmul_precision()) or remember(*own, **how)
+    )
     torch.set_float32_matmul_precision("high")
     try:
         layer_noise(layer, torch.randn(1, 16, 64))
