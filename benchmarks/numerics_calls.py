@@ -17,6 +17,7 @@ from miras.forms.common import as_tuple
 from miras.kernels.launch import INTERPRETED
 from miras.lab.untrained import initial_weights, unit_step
 from miras.retention.base import Dual
+from miras.retention.kl import FLOOR
 from miras.types import State
 
 DECAY = 2e-3
@@ -104,6 +105,39 @@ def read(spec: Spec, given: Inputs, size: int, backend: str, bounds: Tensor | No
     return y, state
 
 
+def rounded(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """In the digits of a dtype; its gradient passes as if nothing had been done."""
+    return x + (x.detach().to(dtype).to(x.dtype) - x.detach())
+
+
+def nudged(x: Tensor, dtype: torch.dtype, seed: int) -> Tensor:
+    """Moved at random by at most what rounding to a dtype moves a number by."""
+    noise = 2 * torch.rand(x.shape, generator=torch.Generator().manual_seed(seed), dtype=x.dtype) - 1
+    return x * (1 + torch.finfo(dtype).eps / 2 * noise)
+
+
+def read_rounded(spec: Spec, given: Inputs, size: int, bounds: Tensor | None, dtype: torch.dtype) -> tuple[Tensor, State]:
+    """As plain PyTorch reads, of tokens nudged by a rounding and of weights rounded wherever a chunk starts."""
+    q, k, v = (nudged(x, dtype, seed) for seed, x in enumerate(given[:3]))
+    kept, start, outputs = spec.retention, given.start, []
+    length = size if bounds is None else q.shape[1]
+    for left in range(0, q.shape[1], length):
+        part = slice(left, left + length)
+        coarse = start | {n: tuple(coarser(kept, n, x, dtype) for x in start[n]) for n in ("W", "A") if n in start}
+        gates = {n: x[:, part] for n, x in given.gates.items()}
+        y, state = read(spec, Inputs(q[:, part], k[:, part], v[:, part], gates, coarse, given.norm), size, "torch", bounds)
+        outputs.append(y)
+        start = {"A": state.accumulated, "S": state.momentum, "A_0": state.anchor}
+    return torch.cat(outputs, 1), state
+
+
+def coarser(kept: retention.Retention, name: str, x: Tensor, dtype: torch.dtype) -> Tensor:
+    """A weight, or what a state holds of it, in the digits of a dtype: of a logarithm, those of what is read."""
+    if name == "A" and isinstance(kept, retention.KL):
+        return rounded(x.exp(), dtype).clamp_min(FLOOR).log()
+    return rounded(x, dtype)
+
+
 def read_as(kept: retention.Retention, accumulated: Tensor) -> Tensor:
     """What a memory reads of what its retention accumulates in."""
     if isinstance(kept, retention.KL):
@@ -133,11 +167,12 @@ def call(
     bounds: Tensor | None,
     scale: float = 1.0,
     lean: bool = False,
+    nudge: torch.dtype | None = None,
 ) -> Found:
     """y, the parts of the outgoing state and the gradients of everything, from a loss of all outputs.
 
     The kernels run on the GPU, what they are compared with on the CPU, which many processes share better. ``lean`` gates have
-    the tokens' dtype.
+    the tokens' dtype. With ``nudge`` the operands are moved as rounding them to that dtype moves them.
     """
     wide = torch.float64 if dtype == torch.float64 else torch.float32
     device = KERNELS if backend == "triton" else "cpu"
@@ -148,7 +183,8 @@ def call(
     gain, shift = (leaf(x, wide) for x in given.norm)
     named = {"q": q, "k": k, "v": v} | gates | {f"{n}{i + 1}": x for n, pair in start.items() for i, x in enumerate(pair)}
     named |= {"gain": gain, "shift": shift}
-    y, state = read(spec, Inputs(q, k, v, gates, start, (gain, shift)), size, backend, bounds)
+    leaves = Inputs(q, k, v, gates, start, (gain, shift))
+    y, state = read(spec, leaves, size, backend, bounds) if nudge is None else read_rounded(spec, leaves, size, bounds, nudge)
     outputs = {"y": y} | parts(spec.retention, state)
     mark = torch.Generator().manual_seed(1)
     # a momentum is as large as what it adds to

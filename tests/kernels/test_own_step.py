@@ -262,4 +262,5 @@ def test_a_gpu_gets_them_by_name_until_they_were_compared_there(monkeypatch):
 @needs_gpu
 @pytest.mark.parametrize("name", SPECS)
 def test_at_real_sizes_on_a_gpu(name):
-    compared(SPECS[name], 2e-4, size=16, B=2, T=211, H=2, K=64, eta=0.02)
+    """Where little decays: over 14 chunks other decays make the exact link chaotic, in plain PyTorch too."""
+    compared(SPECS[name], 2e-4, size=16, B=2, T=211, H=2, K=64, eta=0.005, decay=2e-3)
