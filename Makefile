@@ -36,7 +36,7 @@ test: $(VENV)/.dev
 	$(BIN)/ruff check $(CODE)
 	$(BIN)/ruff format --check $(CODE)
 	$(BIN)/mypy
-	$(BIN)/python -m pytest
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadfile
 
 # what `make test` does with Triton's interpreter, on a GPU; benchmarks/kernel_numerics.py compares at real sizes
 test-gpu: $(VENV)/.dev
