@@ -12,13 +12,13 @@ B batch, T tokens, H heads, D channels
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import math
 from pathlib import Path
 
 import torch
 import torch.nn.functional as F
+from gradients import measured_or_written
 from torch import Tensor
 
 from miras import Gates, memorize, presets
@@ -103,18 +103,5 @@ def table(path: Path) -> str:
     return "\n".join(lines) + "\n"
 
 
-def main() -> None:
-    """Measure, or write the page."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--results", type=Path, default=HERE / "decays.jsonl")
-    parser.add_argument("--table", action="store_true", help="write the page instead of measuring")
-    given = parser.parse_args()
-    torch.set_num_threads(1)
-    if given.table:
-        PAGE.write_text(table(given.results))
-    else:
-        measure(given.results)
-
-
 if __name__ == "__main__":
-    main()
+    measured_or_written(__doc__, HERE / "decays.jsonl", PAGE, measure, table)

@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -106,18 +107,20 @@ def table(path: Path) -> str:
     return "\n".join(lines) + "\n"
 
 
-def main() -> None:
-    """Measure, or write the page."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--results", type=Path, default=HERE / "gradients.jsonl")
+def measured_or_written(
+    said: str | None, kept: Path, page: Path, measure: Callable[[Path], None], table: Callable[[Path], str]
+) -> None:
+    """The command of this program and of ``decays.py``: measure what is not kept yet, or write the page."""
+    parser = argparse.ArgumentParser(description=said, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--results", type=Path, default=kept)
     parser.add_argument("--table", action="store_true", help="write the page instead of measuring")
     given = parser.parse_args()
     torch.set_num_threads(1)
     if given.table:
-        PAGE.write_text(table(given.results))
+        page.write_text(table(given.results))
     else:
         measure(given.results)
 
 
 if __name__ == "__main__":
-    main()
+    measured_or_written(__doc__, HERE / "gradients.jsonl", PAGE, measure, table)
