@@ -2,8 +2,9 @@
 
     python experiments/run.py enwik8 --seconds 560 --lease 1500 --side-by-side 2
 
-Give it again to go on: what is finished is skipped, what was begun goes on from its checkpoint. Results are added to
-``out/NAME/results.jsonl``; ``--keep`` moves them to ``experiments/NAME/results.jsonl``, which the reports are made from.
+Give it again to go on: what is finished is skipped, what was begun goes on from its checkpoint. With several experiments,
+named with commas, what waits in one makes room for the next. Results are added to ``out/NAME/results.jsonl``; ``--keep``
+moves them to ``experiments/NAME/results.jsonl``, which the reports are made from.
 """
 
 from __future__ import annotations
@@ -27,7 +28,12 @@ STOPPED = {sign * number + add for number in (signal.SIGINT, signal.SIGTERM) for
 def arguments() -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("name", help="a folder of experiments/ with a plan.yaml")
+    parser.add_argument(
+        "names",
+        type=lambda text: text.split(","),
+        metavar="NAME",
+        help="a folder of experiments/ with a plan.yaml; several with commas, the most important first",
+    )
     parser.add_argument(
         "--data", type=Path, default=Path("out/data"), help="folders of shards, as experiments/prepare.py makes"
     )
@@ -61,7 +67,7 @@ def worker(given: argparse.Namespace) -> None:
     from miras.lab.runs import chosen, why_not, with_rate, work_through
     from miras.train.options import converted
 
-    plan = load(HERE / given.name, tiny=given.tiny)
+    plans = [load(HERE / name, tiny=given.tiny) for name in given.names]
     options: dict[str, Any] = {}
     for text in given.set:
         name, _, value = text.partition("=")
@@ -81,19 +87,20 @@ def worker(given: argparse.Namespace) -> None:
         **({"since": given.since} if given.since else {}),
     )
     if given.keep:
-        keep(plan, bench)
+        for plan in plans:
+            keep(plan, bench)
     elif given.list:
         from miras.lab import results
 
         # whoever reads the list may have read enough of it
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)
-        found = results.rows(*bench.files(plan))
-        for run in (run for run in plan.runs if chosen(run, given.only)):
+        for plan, run in ((own, run) for own in plans for run in own.runs if chosen(run, given.only)):
             ready = with_rate(plan, run, bench)
+            found = results.rows(*bench.files(plan))
             said = ready if isinstance(ready, str) else why_not(plan, ready, found, bench) or "to do"
             print(f"{run.name:50} {said}")
     else:
-        for said in work_through(plan, bench, given.only):
+        for said in work_through(plans, bench, given.only):
             print(f"-- {said}", flush=True)
 
 
@@ -124,14 +131,17 @@ def check(given: argparse.Namespace) -> None:
     from miras.lab.runs import chosen
 
     try:
-        plan = load(HERE / given.name, tiny=given.tiny)
+        plans = [load(HERE / name, tiny=given.tiny) for name in given.names]
     except ValueError as error:
         raise SystemExit(f"run.py: {error}") from None
+    wanted = [(plan, run) for plan in plans for run in plan.runs if chosen(run, given.only)]
     for only in given.only.split(","):
-        if not any(chosen(run, only) for run in plan.runs):
-            raise SystemExit(f"run.py: no run of {given.name} begins with {only!r}: --list names them")
-    reads = [] if given.probe else [wanted for run in plan.runs if chosen(run, given.only) for wanted in run.reads]
-    for folder in dict.fromkeys([given.data / plan.data, *(folder_of(wanted, given.data, plan.data) for wanted in reads)]):
+        if not any(chosen(run, only) for _, run in wanted):
+            raise SystemExit(f"run.py: no run of {', '.join(given.names)} begins with {only!r}: --list names them")
+    folders = [given.data / plan.data for plan, _ in wanted]
+    if not given.probe:
+        folders += [folder_of(read, given.data, plan.data) for plan, run in wanted for read in run.reads]
+    for folder in dict.fromkeys(folders):
         if not folder.is_dir():
             raise SystemExit(f"run.py: there is no {folder}: python experiments/prepare.py {folder.name} makes it")
 

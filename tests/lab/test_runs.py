@@ -81,7 +81,7 @@ def bench(place, out, **how):
 def done(place):
     """The whole plan, worked through once."""
     plan = load(place / "words")
-    said = work_through(plan, bench(place, "out", copy=place / "copy.jsonl", commit="abc"))
+    said = work_through([plan], bench(place, "out", copy=place / "copy.jsonl", commit="abc"))
     return plan, said, ended(results.rows(place / "out" / "words" / "results.jsonl"))
 
 
@@ -117,7 +117,7 @@ def test_a_plan_from_end_to_end(done, place):
 
 def test_what_is_done_is_not_done_again(done, place, monkeypatch):
     monkeypatch.setattr(runs, "train_run", None)
-    assert work_through(load(place / "words"), bench(place, "out")) == []
+    assert work_through([load(place / "words")], bench(place, "out")) == []
 
 
 def test_a_changed_plan_is_run_again(done, place):
@@ -136,7 +136,7 @@ def test_stages_are_chosen_by_how_names_begin(place):
 
 
 def test_a_run_waits_for_its_rate(place):
-    said = work_through(load(place / "words"), bench(place, "waits"), only="main")
+    said = work_through([load(place / "words")], bench(place, "waits"), only="main")
     assert said == ["main-gla-s0 waits for the runs that choose its learning rate (grid)"]
 
 
@@ -189,7 +189,7 @@ from miras.lab.plan_file import load
 from miras.lab.bench import Bench
 from miras.lab.runs import work_through
 place = Path({str(place)!r})
-work_through(load(place / "words"), Bench(data=place / "data", out=place / "killed"), "long")
+work_through([load(place / "words")], Bench(data=place / "data", out=place / "killed"), "long")
 """
     process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     folder = place / "killed" / "words" / "long-yaad-s0"
@@ -199,7 +199,7 @@ work_through(load(place / "words"), Bench(data=place / "data", out=place / "kill
     os.kill(process.pid, signal.SIGKILL)
     process.wait()
     assert list(folder.glob("checkpoints/step-*")) and not (place / "killed" / "words" / "results.jsonl").exists()
-    assert work_through(load(place / "words"), bench(place, "killed"), only="grid,long") == []
+    assert work_through([load(place / "words")], bench(place, "killed"), only="grid,long") == []
     row, *others = results.rows(place / "killed" / "words" / "results.jsonl")
     assert [other["stage"] for other in others] == ["grid", "grid"]
     assert row["curve"] == done[2][-1]["curve"] and row["valid"] == done[2][-1]["valid"]
@@ -216,24 +216,24 @@ def test_the_time_of_a_call_ends_a_run_with_its_place(place, monkeypatch):
     monkeypatch.setattr(benches, "MARGIN", 0.0)
     monkeypatch.setattr(loop, "one_step", slow)
     plan, out = load(place / "words"), "timed"
-    said = work_through(plan, bench(place, out, seconds=1.5, lease=1000), only="long")
+    said = work_through([plan], bench(place, out, seconds=1.5, lease=1000), only="long")
     monkeypatch.undo()
     assert not (place / out / "words" / "results.jsonl").exists() and said in ([], ["the time of this call is over"])
     reached = json.loads(next((place / out).rglob("state.json")).read_text())["step"]
     assert 0 < reached < 60
-    assert work_through(plan, bench(place, out), only="long") == []
+    assert work_through([plan], bench(place, out), only="long") == []
     (row,) = results.rows(place / out / "words" / "results.jsonl")
     assert row["status"] == "finished" and row["steps"] == 60
 
 
 def test_what_cannot_end_in_time_is_left_and_next_time_not_begun(place, monkeypatch):
     plan, out = load(place / "words"), "slow"
-    said = work_through(plan, bench(place, out, probe=True), only="long")
+    said = work_through([plan], bench(place, out, probe=True), only="long")
     (row,) = results.rows(place / out / "words" / "results.jsonl")
     assert row["status"] == "slow" and "would take" in row["said"] and row["seconds_a_step"] > 0
     assert said == []
     monkeypatch.setattr(runs, "train_run", None)
-    assert "would take" in work_through(plan, bench(place, out, seconds=15.001), only="long")[0]
+    assert "would take" in work_through([plan], bench(place, out, seconds=15.001), only="long")[0]
 
 
 def test_an_error_is_written_down_and_passed_over(place, monkeypatch):
@@ -244,12 +244,12 @@ def test_an_error_is_written_down_and_passed_over(place, monkeypatch):
 
     monkeypatch.setattr(runs, "train_run", broken)
     with pytest.raises(RuntimeError, match="on fire"):
-        work_through(plan, bench(place, out), only="long")
+        work_through([plan], bench(place, out), only="long")
     (row,) = results.rows(place / out / "words" / "results.jsonl")
     assert row["status"] == "failed" and row["said"] == "RuntimeError: the device is on fire" and "broken" in row["trace"]
-    assert work_through(plan, bench(place, out), only="long") == ["long-yaad-s0 failed: RuntimeError: the device is on fire"]
+    assert work_through([plan], bench(place, out), only="long") == ["long-yaad-s0 failed: RuntimeError: the device is on fire"]
     monkeypatch.undo()
-    assert work_through(plan, bench(place, out, again=True), only="long") == []
+    assert work_through([plan], bench(place, out, again=True), only="long") == []
 
 
 def test_what_fails_is_tried_once_a_call(place, monkeypatch):
@@ -263,8 +263,8 @@ def test_what_fails_is_tried_once_a_call(place, monkeypatch):
     monkeypatch.setattr(runs, "train_run", broken)
     here = bench(place, out, again=True, since="2020-01-01T00:00:00+00:00")
     with pytest.raises(RuntimeError):
-        work_through(plan, here, only="long")
-    assert work_through(plan, here, only="long") == ["long-yaad-s0 failed: RuntimeError: still on fire"] and len(tried) == 1
+        work_through([plan], here, only="long")
+    assert work_through([plan], here, only="long") == ["long-yaad-s0 failed: RuntimeError: still on fire"] and len(tried) == 1
 
 
 def test_what_was_begun_otherwise_is_set_aside(place, monkeypatch):
@@ -277,10 +277,10 @@ def test_what_was_begun_otherwise_is_set_aside(place, monkeypatch):
 
     monkeypatch.setattr(runs, "train_run", refused)
     with pytest.raises(ValueError, match="another text"):
-        work_through(plan, bench(place, out), only="long")
+        work_through([plan], bench(place, out), only="long")
     assert not folder.exists() and len(list(folder.parent.glob("long-yaad-s0-aside-*"))) == 1
     monkeypatch.undo()
-    assert work_through(plan, bench(place, out, again=True, since="9999"), only="long") == []
+    assert work_through([plan], bench(place, out, again=True, since="9999"), only="long") == []
 
 
 def test_a_model_without_a_rate_stands_in_nobodys_way(done, place):
@@ -290,7 +290,7 @@ def test_a_model_without_a_rate_stands_in_nobodys_way(done, place):
     for row in done[2]:
         if row["stage"] == "grid":
             results.add(path, row | {"status": "diverged"})
-    said = work_through(plan, bench(place, out), only="main,long")
+    said = work_through([plan], bench(place, out), only="main,long")
     assert said == ["main-gla-s0 has no learning rate: every run of grid for gla diverged or failed"]
     assert [row["run"] for row in results.rows(path)][2:] == ["long-yaad-s0"]
 
@@ -304,10 +304,10 @@ def test_a_signal_ends_the_call_and_not_only_the_run(place, monkeypatch):
 
     monkeypatch.setattr(loop, "one_step", told)
     with pytest.raises(SystemExit) as ended:
-        work_through(plan, bench(place, out), only="grid")
+        work_through([plan], bench(place, out), only="grid")
     assert ended.value.code == 128 + signal.SIGTERM and not (place / out / "words" / "results.jsonl").exists()
     monkeypatch.undo()
-    assert work_through(plan, bench(place, out), only="grid") == []
+    assert work_through([plan], bench(place, out), only="grid") == []
 
 
 def test_what_was_read_is_not_read_again(done, place, monkeypatch):
@@ -326,8 +326,8 @@ def test_what_was_read_is_not_read_again(done, place, monkeypatch):
         if row["stage"] == "grid":
             results.add(path, row)
     with pytest.raises(KeyboardInterrupt):
-        work_through(plan, bench(place, out), only="main")
-    assert work_through(plan, bench(place, out), only="main") == []
+        work_through([plan], bench(place, out), only="main")
+    assert work_through([plan], bench(place, out), only="main") == []
     row = results.rows(path)[-1]
     wanted = [str(read) for read in next(run for run in plan.runs if run.stage == "main").reads]
     assert [read["read"] for read in row["reads"]] == wanted and asked == [*wanted[:2], *wanted[1:]]
@@ -352,13 +352,13 @@ def test_a_read_that_fails_leaves_the_training(done, place, monkeypatch):
             results.add(path, row)
     monkeypatch.setattr(runs, "read_of", fails)
     with pytest.raises(torch.OutOfMemoryError):
-        work_through(plan, bench(place, out), only="main")
+        work_through([plan], bench(place, out), only="main")
     row = ended(results.rows(path))[-1]
     assert row["status"] == "failed" and row["valid"] == done[2][2]["valid"] and "no room for a long" in row["said"]
     assert [read["read"] for read in row["reads"]] == READS[:1]
-    assert "failed" in work_through(plan, bench(place, out), only="main")[0]
+    assert "failed" in work_through([plan], bench(place, out), only="main")[0]
     monkeypatch.setattr(loop, "one_step", None)
-    assert work_through(plan, bench(place, out, again=True), only="main") == []
+    assert work_through([plan], bench(place, out, again=True), only="main") == []
     row = ended(results.rows(path))[-1]
     assert row["status"] == "finished" and [read["read"] for read in row["reads"]] == READS
 
@@ -375,6 +375,51 @@ def test_the_time_for_what_is_read_is_counted(done, place):
     assert pace.time_to_train(plan, run, bench(place, "elsewhere")) == float("inf")
     bare = dataclasses.replace(run, reads=())
     assert pace.predicted(plan, bare, known, here) == pytest.approx(8)
+
+
+def test_the_pace_of_the_same_model_in_another_experiment_is_known(done, place, tmp_path):
+    """By its options, whatever it is called there, on the same device and in batches of the same shape."""
+    rows, here = done[2], bench(tmp_path, "elsewhere")
+    for name in ("again", "longer"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "again" / "plan.yaml").write_text(
+        PLAN.replace("experiment: words", "experiment: again").replace("gla:", "linear:")
+    )
+    (tmp_path / "longer" / "plan.yaml").write_text(PLAN)
+    plan = load(tmp_path / "longer")
+    run = dataclasses.replace(next(each for each in plan.runs if each.stage == "grid"), reads=())
+    other = [row | {"model": "linear", "seconds_a_step": 3.0} for row in rows if row["stage"] == "grid"]
+    for row in (*other, {"mistaken": True}):
+        results.add(tmp_path / "again" / "results.jsonl", row)
+    assert pace.predicted(plan, run, [], here) == pytest.approx(8 * 3.0)
+    wider = dataclasses.replace(run, options={**run.options, "model.dim": 32})
+    longer = dataclasses.replace(run, options={**run.options, "data.length": 32})
+    assert pace.predicted(plan, wider, [], here) is None and pace.predicted(plan, longer, [], here) is None
+
+
+def test_several_experiments_the_first_comes_first(place, tmp_path):
+    """What waits makes room for the next, and comes before it as soon as it is ready."""
+    stages = PLAN[PLAN.index("stages:") :].splitlines()[1:]
+    grid, main, long = stages[0], stages[1:-1], stages[-1]
+    turned = PLAN[: PLAN.index("  - {name: grid")] + "\n".join([*main, grid, ""])
+    for name, text in (("words", turned), ("more", PLAN[: PLAN.index("  - {name: grid")] + long + "\n")):
+        (tmp_path / name).mkdir()
+        text = text.replace("experiment: words", f"experiment: {name}").replace("keep: true", "seeds: [0, 1]")
+        (tmp_path / name / "plan.yaml").write_text(text)
+    said: list[str] = []
+    with pytest.MonkeyPatch.context() as patch:
+        real = runs.do
+        patch.setattr(
+            runs, "do", lambda plan, run, here: said.append(f"{plan.experiment}: {run.name}") or real(plan, run, here)
+        )
+        here = Bench(data=place / "data", out=tmp_path / "out")
+        plans = [load(tmp_path / "words"), load(tmp_path / "more")]
+        assert work_through(plans, here, only="main,grid-gla-low,long-yaad-s0") == [
+            "main-gla-s0 waits for the runs that choose its learning rate (grid)"
+        ]
+        assert said == ["words: grid-gla-low-s0", "more: long-yaad-s0"]
+        assert work_through(plans, here) == []
+    assert said[2:] == ["words: grid-gla-high-s0", "words: main-gla-s0", "more: long-yaad-s1"]
 
 
 def test_what_will_be_read_is_looked_for_first(tmp_path):
@@ -430,7 +475,7 @@ def test_no_room_halves_the_micro_batch(place, monkeypatch):
         return real(config, resume)
 
     monkeypatch.setattr(runs, "train_run", crowded)
-    assert work_through(load(place / "words"), bench(place, "crowded"), only="grid-gla-low") == []
+    assert work_through([load(place / "words")], bench(place, "crowded"), only="grid-gla-low") == []
     (row,) = results.rows(place / "crowded" / "words" / "results.jsonl")
     assert sizes == [None, 1] and row["micro_batch"] == 1
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from ..train.metrics import Line
 from . import results
 from .bench import SHORTEST, Bench
-from .plan_file import Plan, Run
+from .plan_file import Options, Plan, Run
 from .reading_of import cost
 from .record import device
 
@@ -30,9 +30,24 @@ def predicted(plan: Plan, run: Run, found: list[Line], bench: Bench) -> float | 
     if begun(run, bench):
         return None
     config = run.config(bench.options)
+    shape = [config.data.length, config.data.batch]
     here = [row for row in found if row["device"] == device()]
-    seconds = results.pace(here, run.model, [config.data.length, config.data.batch])
+    seconds = results.pace(here, run.model, shape) or results.pace(twins(plan, run, bench), run.model, shape)
     return seconds and seconds * (config.steps + reading(plan, run, bench))
+
+
+def twins(plan: Plan, run: Run, bench: Bench) -> list[Line]:
+    """Rows of other experiments on this device whose model is this run's, whatever it is called there."""
+    own = told(run.options)
+    kept, here = plan.folder.parent.glob("*/plan.yaml"), bench.out.glob("*/results.jsonl")
+    found = results.rows(*(path.with_name("results.jsonl") for path in kept), *here)
+    same = (row for row in found if "options" in row and row["device"] == device() and told(row["options"]) == own)
+    return [{**row, "model": run.model} for row in same]
+
+
+def told(options: Options) -> Options:
+    """What of a run's options its pace depends on, beside the shape of its batches."""
+    return {name: value for name, value in options.items() if name.startswith("model.") or name == "data.tokenizer"}
 
 
 def time_to_train(plan: Plan, run: Run, bench: Bench) -> float:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
+import functools
 import json
 import math
 import os
@@ -46,12 +48,20 @@ def rows(*paths: Path) -> list[Line]:
     """The lines of some files of results, each once, but for those that were not finished."""
     found: dict[str, Line] = {}
     for path in paths:
-        for text in path.read_text().splitlines() if path.exists() else ():
-            try:
-                found[text] = json.loads(text)
-            except json.JSONDecodeError:
-                continue
+        if path.exists():
+            known = path.stat()
+            found |= parsed(path, known.st_mtime_ns, known.st_size)
     return list(found.values())
+
+
+@functools.lru_cache(maxsize=32)
+def parsed(path: Path, changed: int, size: int) -> dict[str, Line]:
+    """The finished lines of a file as it is since it was changed, by their text; not to be changed by whoever gets them."""
+    found: dict[str, Line] = {}
+    for text in path.read_text().splitlines():
+        with contextlib.suppress(json.JSONDecodeError):
+            found[text] = json.loads(text)
+    return found
 
 
 def settled(found: list[Line]) -> dict[str, Line]:

@@ -1,4 +1,4 @@
-"""Works through a plan: each run once, in order, as far as the time goes; what is begun is gone on with another time."""
+"""Works through plans: each run once, in order, as far as the time goes; what is begun is gone on with another time."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import gc
 import shutil
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import torch
@@ -28,42 +28,48 @@ from .record import of_failure, of_run, source
 
 # seconds until a process that waits for another's results looks again
 PATIENCE = 2.0
-DONE, WAITS = "is done", "waits"
+DONE, WAITS, ELSEWHERE, LEFT = "is done", "waits", "is under way in another process", "is left for another time"
 
 
-def work_through(plan: Plan, bench: Bench, only: str = "") -> list[str]:
-    """Do every run that is ready, not done, and fits the time, those first that were begun; what was said about the others.
+def work_through(plans: Sequence[Plan], bench: Bench, only: str = "") -> list[str]:
+    """Do every run that is ready, not done, and fits the time; what was said about the others.
 
-    A run may become ready by another, whose result chooses its learning rate: so there are several rounds.
+    Plan by plan, in each those first that were begun. After every run it looks from the top again, since a run may become
+    ready by another, whose result chooses its learning rate.
     """
-    wanted = [run for run in plan.runs if chosen(run, only)]
+    wanted = [(plan, run) for plan in plans for run in plan.runs if chosen(run, only)]
     while True:
         said: list[str] = []
-        done = elsewhere = 0
-        for run in sorted(wanted, key=lambda run: not begun(run, bench)):
+        done = False
+        for plan, run in sorted(wanted, key=lambda one: (plans.index(one[0]), not begun(one[1], bench))):
             if bench.left() <= 0:
                 return [*said, "the time of this call is over"]
-            found = results.rows(*bench.files(plan))
-            ready = with_rate(plan, run, bench)
-            if isinstance(ready, str):
-                said.append(f"{run.name} {ready}")
-                continue
-            reason = why_not(plan, ready, found, bench)
-            if reason is not None:
-                said += [f"{run.name} {reason}"] if reason != DONE else []
-                continue
-            with claimed(bench.out / plan.experiment / "claims" / run.name) as mine:
-                if not mine:
-                    said.append(f"{run.name} is under way in another process")
-                    elsewhere += 1
-                    continue
-                # another process may have ended it since the file was read
-                if why_not(plan, ready, results.rows(*bench.files(plan)), bench) is None:
-                    done += do(plan, ready, bench)
-        if not done and not (elsewhere and any(f" {WAITS} " in text for text in said)):
+            found = tried(plan, run, bench)
+            if found is None:
+                done = True
+                break
+            said += [f"{run.name} {found}"] if found not in (DONE, LEFT) else []
+        if not done and not (any(text.endswith(ELSEWHERE) for text in said) and any(f" {WAITS} " in text for text in said)):
             return said
         if not done:
             time.sleep(PATIENCE)
+
+
+def tried(plan: Plan, run: Run, bench: Bench) -> str | None:
+    """Do a run where that is to be done now; None where that has settled it, else why not, or how it was left."""
+    ready = with_rate(plan, run, bench)
+    if isinstance(ready, str):
+        return ready
+    reason = why_not(plan, ready, results.rows(*bench.files(plan)), bench)
+    if reason is not None:
+        return reason
+    with claimed(bench.out / plan.experiment / "claims" / run.name) as mine:
+        if not mine:
+            return ELSEWHERE
+        # another process may have ended it since the file was read
+        if (reason := why_not(plan, ready, results.rows(*bench.files(plan)), bench)) is not None:
+            return reason
+        return None if do(plan, ready, bench) else LEFT
 
 
 def chosen(run: Run, only: str) -> bool:
@@ -140,8 +146,8 @@ def claimed(path: Path) -> Iterator[bool]:
         yield True
 
 
-def do(plan: Plan, run: Run, bench: Bench) -> int:
-    """Train and read, and write down what came out; how many runs are settled by it."""
+def do(plan: Plan, run: Run, bench: Bench) -> bool:
+    """Train and read, and write down what came out; whether the run is settled by it."""
     folder = bench.out / plan.experiment / run.name
     print(f"== {plan.experiment}: {run.name}", flush=True)
     line: Line | None = None
@@ -150,12 +156,12 @@ def do(plan: Plan, run: Run, bench: Bench) -> int:
         if ending.reason == "signal":
             raise SystemExit(ending.code)
         if ending.reason == "time":
-            return 0
+            return False
         line = of_run(run, folder, ending, options)
         if ending.reason == "finished":
             line["reads"] = []
             if not read(plan, run, bench, folder, line):
-                return 0
+                return False
     except Exception:
         # written down first, so that whoever starts again goes on with the next
         write(plan, bench, of_failure(run, traceback.format_exc(), line))
@@ -166,7 +172,7 @@ def do(plan: Plan, run: Run, bench: Bench) -> int:
         shutil.rmtree(folder / "checkpoints")
     else:
         shutil.rmtree(folder)
-    return int(ending.reason != "slow")
+    return ending.reason != "slow"
 
 
 def trained(plan: Plan, run: Run, bench: Bench, folder: Path) -> tuple[Ending, Options]:
