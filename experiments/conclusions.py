@@ -296,7 +296,7 @@ OVERVIEW = {
     "yaad-anchored": ("enwik8/anchored:yaad-anchored", "small/anchored:yaad-anchored"),
     "memora-anchored": ("enwik8/anchored:memora-anchored", "small/anchored:memora-anchored"),
     "TTT-Linear's memory with a decay": ("", "small/surroundings:ttt_linear-decaying"),
-    "hafiza (TTT-Linear's memory, anchored)": ("", "small/surroundings:ttt_linear-anchored"),
+    "hafiza (TTT-Linear's memory, anchored)": ("enwik8/anchored:hafiza", "small/surroundings:ttt_linear-anchored"),
 }
 
 CLAIMS = (
