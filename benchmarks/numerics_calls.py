@@ -116,16 +116,15 @@ def nudged(x: Tensor, dtype: torch.dtype, seed: int) -> Tensor:
     return x * (1 + torch.finfo(dtype).eps / 2 * noise)
 
 
-def read_rounded(spec: Spec, given: Inputs, size: int, bounds: Tensor | None, dtype: torch.dtype) -> tuple[Tensor, State]:
+def read_rounded(spec: Spec, given: Inputs, size: int, dtype: torch.dtype) -> tuple[Tensor, State]:
     """As plain PyTorch reads, of tokens nudged by a rounding and of weights rounded wherever a chunk starts."""
     q, k, v = (nudged(x, dtype, seed) for seed, x in enumerate(given[:3]))
     kept, start, outputs = spec.retention, given.start, []
-    length = size if bounds is None else q.shape[1]
-    for left in range(0, q.shape[1], length):
-        part = slice(left, left + length)
+    for left in range(0, q.shape[1], size):
+        part = slice(left, left + size)
         coarse = start | {n: tuple(coarser(kept, n, x, dtype) for x in start[n]) for n in ("W", "A") if n in start}
         gates = {n: x[:, part] for n, x in given.gates.items()}
-        y, state = read(spec, Inputs(q[:, part], k[:, part], v[:, part], gates, coarse, given.norm), size, "torch", bounds)
+        y, state = read(spec, Inputs(q[:, part], k[:, part], v[:, part], gates, coarse, given.norm), size, "torch", None)
         outputs.append(y)
         start = {"A": state.accumulated, "S": state.momentum, "A_0": state.anchor}
     return torch.cat(outputs, 1), state
@@ -184,7 +183,7 @@ def call(
     named = {"q": q, "k": k, "v": v} | gates | {f"{n}{i + 1}": x for n, pair in start.items() for i, x in enumerate(pair)}
     named |= {"gain": gain, "shift": shift}
     leaves = Inputs(q, k, v, gates, start, (gain, shift))
-    y, state = read(spec, leaves, size, backend, bounds) if nudge is None else read_rounded(spec, leaves, size, bounds, nudge)
+    y, state = read(spec, leaves, size, backend, bounds) if nudge is None else read_rounded(spec, leaves, size, nudge)
     outputs = {"y": y} | parts(spec.retention, state)
     mark = torch.Generator().manual_seed(1)
     # a momentum is as large as what it adds to
