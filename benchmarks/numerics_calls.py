@@ -50,12 +50,17 @@ def draw(
     late: bool = False,
     step: float = 0.02,
     delta: float = 1.0,
+    spread: float = 1.0,
     mu: tuple[float, float] = (0.0, 0.5),
 ) -> Inputs:
-    """Fresh random leaves whose tokens are exact in bfloat16, on the CPU; a ``late`` decay spares the first token."""
+    """Fresh random leaves whose tokens are exact in bfloat16, on the CPU; a ``late`` decay spares the first token.
+
+    Initial weights, of a simplex their logits, are ``spread`` times those that a layer starts with.
+    """
     width = (B, T, H, D) if channelwise else (B, T, H)
     weights = initial_weights(spec, H, D, seed=torch.initial_seed())
     assert weights is not None
+    weights = tuple(spread * w for w in weights)
     step *= unit_step(spec, weights)
     vary = lambda value: value * (0.5 + torch.rand(width))  # noqa: E731
     speed = mu[0] + (mu[1] - mu[0]) * torch.rand(B, T, H)

@@ -37,8 +37,8 @@ ENDS: dict[str, dict[str, Any]] = {
 MOST = {name: ends for name, ends in ENDS.items() if name != "alpha 0.01"}
 THRESHOLDS: dict[str, dict[str, Any]] = {"delta 0": {"delta": 0.0}, "delta inf": {"delta": math.inf}}
 SPEEDS: dict[str, dict[str, Any]] = {"mu 0": {"mu": (0.0, 0.0)}, "mu 0.999": {"mu": (0.999, 0.999)}}
-# steps as long as others' gather the mass of a whole matrix in few weights, whose products leave float16's range
-BOLD: dict[str, dict[str, Any]] = {"kl matrix": {"step": 0.005}}
+# logits as far apart as others' give a whole matrix some weights of 1000, whose products leave float16's range
+NARROW: dict[str, dict[str, Any]] = {"kl matrix": {"spread": 0.5}}
 
 Check = Literal["compared", "finite", "same bits twice"]
 
@@ -213,9 +213,9 @@ def own_step_cases() -> Iterable[Case]:
     named |= {"kl row": presets.memora(slice="row"), "kl matrix": presets.memora(slice="matrix")}
     for (name, spec), (dtype, (sizes, widths)) in itertools.product(named.items(), PROVEN.items()):
         for D, size in sorted({(64, sizes[-1]), (widths[0], sizes[0]), (widths[-1], sizes[-1])}):
-            yield Case(f"own step {name}", spec, dtype, D, size, heads=HEADS[dtype], draws=BOLD.get(name, {}))
+            yield Case(f"own step {name}", spec, dtype, D, size, heads=HEADS[dtype], draws=NARROW.get(name, {}))
     for name, spec in named.items():
-        own = Case(f"own step {name}", spec, torch.bfloat16, 64, 64, heads=HEADS[torch.bfloat16], draws=BOLD.get(name, {}))
+        own = Case(f"own step {name}", spec, torch.bfloat16, 64, 64, heads=HEADS[torch.bfloat16], draws=NARROW.get(name, {}))
         yield own._replace(name=f"own step {name}, from a state", carried=True)
         yield own._replace(check="same bits twice")
     own = Case("own step, scalar gates", named["elastic net"], torch.bfloat16, 64, 64)
