@@ -9,9 +9,9 @@ passes. Inputs are tame (unit keys, small steps, little decay), since the dynami
 outputs and of every part of the outgoing state. A tensor passes when its error, relative to its float64 norm, is at most four
 times that of plain PyTorch with the same rounded inputs, or ``ROUNDED[dtype]``, what rounding the operands of some
 chained products costs, or twice as far as float64 itself moves when operands are rounded: ``moved_by_rounding``, which knows of
-gradients that jump, of differences and of dynamics that magnify. Three things it cannot know are computed beside it: a few
-errors that cross Huber's threshold (``KINK``), what strong decays leave (``what_is_left``, ``below_normal``), and a
-sigmoid's weights, which are all positive (``beside_their_mean``).
+gradients that jump, of differences and of dynamics that magnify. Four things it cannot know are computed beside it: a few
+errors that cross Huber's threshold (``KINK``), what strong decays leave (``what_is_left``, ``below_normal``), what weak ones
+give an anchor (``what_an_anchor_adds``), and a sigmoid's weights, which are all positive (``beside_their_mean``).
 """
 
 from __future__ import annotations
@@ -105,6 +105,15 @@ def what_is_left(case: Case, given: Inputs, exact: Found) -> dict[str, float]:
     return {"dlog_alpha": ROUNDED[case.dtype] * float(whole["dlog_alpha"].norm() / exact["dlog_alpha"].norm())}
 
 
+def what_an_anchor_adds(case: Case, given: Inputs) -> dict[str, float]:
+    """How far off an anchor's own gradient may be in 16 bits: of q - b q, both rounded, what b has let go is left."""
+    if case.dtype == torch.float32 or not case.spec.retention.anchored:
+        return {}
+    gone = 1 - given.gates["log_alpha"][:, : case.size].cumsum(1).exp()
+    off = torch.finfo(case.dtype).eps / float(gone.square().mean().sqrt().clamp_min(1e-30))
+    return {"dA_01": off, "dA_02": off}
+
+
 def below_normal(case: Case, exact: Found) -> float:
     """How many times coarser float16 holds what is left of Moneta's A, which is small and has few digits below 6e-5; else 1."""
     if case.dtype != torch.float16 or not isinstance(case.spec.retention, retention.Lq) or "start1_T" not in exact:
@@ -142,7 +151,7 @@ def compared(case: Case, given: Inputs, cut: Tensor | None) -> dict[str, Any]:
     began = time.perf_counter()
     exact = call(spec, given, torch.float64, "torch", size, cut)
     plain = errors(call(spec, given, dtype, "torch", size, cut, lean=case.lean), exact)
-    moved, left = moved_by_rounding(case, given, exact), what_is_left(case, given, exact)
+    moved, left = moved_by_rounding(case, given, exact), what_is_left(case, given, exact) | what_an_anchor_adds(case, given)
     ready = time.perf_counter()
     with poisoned():
         found = by_kernels(case, given, cut)
