@@ -16,7 +16,11 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
+
+if TYPE_CHECKING:
+    from miras.lab.bench import Bench
+    from miras.lab.plan_file import Plan
 
 HERE = Path(__file__).resolve().parent
 # a worker that has met an error is started again, since it wrote down which run it was, but not for ever
@@ -60,14 +64,24 @@ def arguments() -> argparse.Namespace:
     return given
 
 
+def loaded(given: argparse.Namespace) -> list[Plan]:
+    """The plans that are named."""
+    from miras.lab.plan_file import load
+
+    try:
+        return [load(HERE / name, tiny=given.tiny) for name in given.names]
+    except ValueError as error:
+        raise SystemExit(f"run.py: {error}") from None
+
+
 def worker(given: argparse.Namespace) -> None:
-    """Work through the plan in this process."""
+    """Work through the plans in this process."""
     from miras.lab.bench import Bench
-    from miras.lab.plan_file import KNOWN, load
+    from miras.lab.plan_file import KNOWN
     from miras.lab.runs import chosen, why_not, with_rate, work_through
     from miras.train.options import converted
 
-    plans = [load(HERE / name, tiny=given.tiny) for name in given.names]
+    plans = loaded(given)
     options: dict[str, Any] = {}
     for text in given.set:
         name, _, value = text.partition("=")
@@ -104,7 +118,7 @@ def worker(given: argparse.Namespace) -> None:
             print(f"-- {said}", flush=True)
 
 
-def keep(plan: Any, bench: Any) -> None:
+def keep(plan: Plan, bench: Bench) -> None:
     """Add new results to those that are kept."""
     from miras.lab import results
 
@@ -126,14 +140,10 @@ def keep(plan: Any, bench: Any) -> None:
 
 def check(given: argparse.Namespace) -> None:
     """Refuse what no worker could do, once and before they start."""
-    from miras.lab.plan_file import load
     from miras.lab.reading_of import folder_of
     from miras.lab.runs import chosen
 
-    try:
-        plans = [load(HERE / name, tiny=given.tiny) for name in given.names]
-    except ValueError as error:
-        raise SystemExit(f"run.py: {error}") from None
+    plans = loaded(given)
     wanted = [(plan, run) for plan in plans for run in plan.runs if chosen(run, given.only)]
     for only in given.only.split(","):
         if not any(chosen(run, only) for _, run in wanted):

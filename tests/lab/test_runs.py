@@ -444,6 +444,15 @@ def test_what_will_be_read_is_looked_for_first(tmp_path):
         (tmp_path / needed).mkdir()
 
 
+def test_an_experiment_that_is_not_there_is_told_in_one_line(tmp_path):
+    script = Path(__file__).parents[2] / "experiments" / "run.py"
+    told = subprocess.run(
+        [sys.executable, str(script), "small,smaller", "--list"], capture_output=True, text=True, cwd=tmp_path
+    )
+    assert told.returncode == 1 and told.stderr.startswith("run.py: ") and told.stderr.count("\n") == 1
+    assert "smaller holds no plan.yaml" in told.stderr
+
+
 def test_what_is_kept_of_results_read_bit_by_bit(done, tmp_path):
     """The whole ones, and of one that was never read whole the last."""
     keep = runpy.run_path(str(Path(__file__).parents[2] / "experiments" / "run.py"))["keep"]
