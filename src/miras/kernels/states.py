@@ -109,8 +109,8 @@ def opened(
         # gathered, not added up where they belong: on a GPU that adds in any order
         place = torch.arange(size - 1, device=log_alpha.device)
         late = place < (begun - int(led))[:, None]
-        where = (rows.first + rows.length)[:, None] - 1 - torch.where(late, place, 0)
-        total = (log_alpha.float()[where.clamp_min(0)] * late[:, :, None, None]).sum(1)
+        last = ((rows.first + rows.length)[:, None] - 1 - place).clamp_min(0)
+        total = torch.where(late[:, :, None, None], log_alpha[last].float(), 0.0).sum(1)
         decays = (total[..., :, None], total[..., None, :])[: len(start)]
         anchors = reached.anchor or (None,) * len(start)
         kept = tuple(decay(w, log, a) for w, log, a in zip(start, decays, anchors, strict=True))
