@@ -214,7 +214,9 @@ def flattened(sections: Options, where: str) -> Options:
         require(isinstance(inner, dict), f"{where}: {section} is not a table of options")
         for key, value in inner.items():
             name = f"{section}.{key}"
-            require(name in KNOWN, f"{where}: no option {name}{nearest(name, list(KNOWN))}")
+            # looking for what is near takes longer than all the rest of a plan
+            if name not in KNOWN:
+                raise ValueError(f"{where}: no option {name}{nearest(name, list(KNOWN))}")
             if name == "model.spec" and isinstance(value, dict):
                 value = json.dumps(value)
             found[name] = converted(value, KNOWN[name][0], f"{where}: {name}")

@@ -37,22 +37,26 @@ def work_through(plans: Sequence[Plan], bench: Bench, only: str = "") -> list[st
     Plan by plan, in each those first that were begun. After every run it looks from the top again, since a run may become
     ready by another, whose result chooses its learning rate.
     """
-    wanted = [(plan, run) for plan in plans for run in plan.runs if chosen(run, only)]
+    wanted = [[(plan, run) for run in plan.runs if chosen(run, only)] for plan in plans]
     while True:
-        said: list[str] = []
-        done = False
-        for plan, run in sorted(wanted, key=lambda one: (plans.index(one[0]), not begun(one[1], bench))):
+        reasons: list[tuple[Run, str]] = []
+        for plan, run in (pair for pairs in wanted for pair in sorted(pairs, key=lambda pair: not begun(pair[1], bench))):
             if bench.left() <= 0:
-                return [*said, "the time of this call is over"]
-            found = tried(plan, run, bench)
-            if found is None:
-                done = True
+                return [*told(reasons), "the time of this call is over"]
+            reason = tried(plan, run, bench)
+            if reason is None:
                 break
-            said += [f"{run.name} {found}"] if found not in (DONE, LEFT) else []
-        if not done and not (any(text.endswith(ELSEWHERE) for text in said) and any(f" {WAITS} " in text for text in said)):
-            return said
-        if not done:
+            reasons.append((run, reason))
+        else:
+            found = [reason for _, reason in reasons]
+            if ELSEWHERE not in found or not any(reason.startswith(WAITS) for reason in found):
+                return told(reasons)
             time.sleep(PATIENCE)
+
+
+def told(reasons: list[tuple[Run, str]]) -> list[str]:
+    """Why runs were not done, but for those that need nothing more now."""
+    return [f"{run.name} {reason}" for run, reason in reasons if reason not in (DONE, LEFT)]
 
 
 def tried(plan: Plan, run: Run, bench: Bench) -> str | None:

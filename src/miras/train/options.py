@@ -121,7 +121,8 @@ def from_file(path: Path, known: Mapping[str, tuple[Any, Any, str]]) -> dict[str
         require(isinstance(inner, dict), f"{path}: the section {section} is not a table of options")
         for key, value in inner.items():
             name = f"{section}.{key}"
-            require(name in known, f"{path}: no option {name}{nearest(name, list(known))}")
+            if name not in known:
+                raise ValueError(f"{path}: no option {name}{nearest(name, list(known))}")
             found[name] = converted(value, known[name][0], f"{path}: {name}")
     return found
 
